@@ -1,0 +1,224 @@
+"""What a target is: sans-IO nodes, the workers that do their arithmetic, and how to start them.
+
+A *node* is all of a unit's protocol and none of its I/O: an input and ``now_ns`` go in, a list
+of effects comes out. Nodes name no socket, clock, thread, random generator or JAX. Two drivers
+run the same nodes: gRPC with the wall clock (``targets.diloco.serve``) and a seeded event heap
+with virtual time (``harness.sim``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harness.events import AnyEvent, Event, UnitInfo
+
+# --- inputs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The unit came to life. ``incarnation`` rises by one with every life.
+
+    ``saved`` is what the previous life made durable (its last ``Save`` per key), empty at first.
+    """
+
+    incarnation: int
+    saved: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A link to ``peer`` works from now on; a link of an earlier session is gone."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The link to ``peer`` is broken, as seen from here."""
+
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from ``sender`` (frames are checked before they get here)."""
+
+    sender: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """The worker finished ``job``."""
+
+    job: Any
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """The worker could not do ``job``; ``why`` names the cause."""
+
+    job: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The node's own deadline passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The unit was asked to end in good order (SIGTERM) and has ``grace_ns`` to do so."""
+
+    grace_ns: int
+
+
+Input = Started | Connected | Disconnected | Received | WorkDone | WorkFailed | Tick | StopAsked
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand ``message`` to the link to ``peer``. Dropped without error when there is no link."""
+
+    peer: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Give the link to ``peer`` up (it is silent); the driver connects anew with backoff."""
+
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Do ``job``. Jobs of one lane run one after the other, in order; lanes run side by side."""
+
+    job: Any
+    lane: str = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Make ``value`` durable under ``key`` before any later effect of the same list is done."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Put an event into the journal."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The unit is done and ends by itself."""
+
+    why: str
+    code: int = 0
+
+
+Effect = Send | Disconnect | Work | Save | Note | Stop
+
+
+class Node(Protocol):
+    """One unit's protocol."""
+
+    def handle(self, event: Input, now_ns: int) -> list[Effect]:
+        """React to ``event`` at ``now_ns``. Effects are carried out in order."""
+        ...
+
+    def deadline_ns(self) -> int | None:
+        """The instant at which the node next wants a :class:`Tick`; None for never."""
+        ...
+
+
+class Worker(Protocol):
+    """The arithmetic a node asks for."""
+
+    def run(self, job: Any) -> Any:
+        """Carry out ``job`` and return its result."""
+        ...
+
+    def cost_ns(self, job: Any) -> int:
+        """Virtual duration of ``job``; only the simulator asks."""
+        ...
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """A unit that a target consists of.
+
+    ``links`` names the peers to which this unit opens a connection; each becomes a proxy link
+    of its own. ``config`` goes to the unit as JSON.
+    """
+
+    info: UnitInfo
+    links: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The unit's name."""
+        return self.info.name
+
+
+class SteadyDetector(Protocol):
+    """Watches the journal for the target's steady state."""
+
+    def observe(self, event: AnyEvent) -> None:
+        """Take one event into account."""
+        ...
+
+    def verdict(self) -> tuple[bool, str]:
+        """(reached, sentence that says why or what is still missing)."""
+        ...
+
+
+class Target(Protocol):
+    """A system under test."""
+
+    name: str
+    params: Mapping[str, Any]
+    """Resolved parameters, defaults filled in, JSON values only."""
+
+    def units(self) -> Sequence[UnitSpec]:
+        """Every unit, syncer first."""
+        ...
+
+    def fragments(self) -> tuple[int, ...]:
+        """Elements in each parameter fragment; empty when the target has none."""
+        ...
+
+    def node(self, unit: str) -> Node:
+        """A fresh node for the unit (simulated runtime)."""
+        ...
+
+    def worker(self, unit: str) -> Worker:
+        """The worker behind the unit's node (simulated runtime)."""
+        ...
+
+    def module(self) -> str:
+        """The module that a real unit runs: ``python -m MODULE CONFIG.json``."""
+        ...
+
+    def steady(self) -> SteadyDetector:
+        """A fresh detector of the target's steady state."""
+        ...
+
+
+TargetFactory = Callable[[Mapping[str, Any], int], Target]
+"""(params, seed) to a target; raises ``harness.errors.SpecError`` naming every bad parameter."""

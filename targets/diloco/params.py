@@ -1,0 +1,129 @@
+"""Settings of the Decoupled DiLoCo target, with units in their names, validated together.
+
+A plain dataclass, so that a unit's process need not import pydantic; the bounds are
+``annotated_types`` metadata, which pydantic enforces when an experiment is composed and turns
+into the JSON schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+Positive = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DilocoParams:
+    """Parameters of ``[target] name = "diloco"``."""
+
+    learners: Annotated[int, Ge(1), Le(64)] = 4
+    """M: learner units, named learner-0 to learner-(M-1)."""
+    quorum: Positive = 1
+    """K: fresh reports that a syncer step needs (paper 3.2)."""
+    grace: bool = True
+    """Whether the adaptive grace window follows the quorum (paper eq. 3)."""
+    grace_gamma: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Safety factor of the grace window; the paper says only < 1."""
+    ema_alpha: Annotated[float, Gt(0), Le(1)] = 0.2
+    """Weight of the newest sample in the moving averages behind the grace window."""
+    fragments: Positive = 24
+    """P: disjoint groups of parameters; the embedding has one of its own."""
+    sync_every: Positive = 24
+    """H: global steps between two merges of one fragment."""
+    tau: Positive = 2
+    """Steps within which a merge should have come back (paper section 2)."""
+    blocking: bool = False
+    """Learners wait for the merge of every fragment that is due (streaming, diloco, lockstep)."""
+    merge: Literal["rda", "avg"] = "rda"
+    """Rule for all fragments but the embedding, which is always averaged (paper D.2)."""
+    outer_lr: Annotated[float, Gt(0)] = 0.7
+    outer_momentum: Annotated[float, Ge(0), Le(1)] = 0.9
+    stale_steps_max: Positive | None = None
+    """Oldest base (in global steps) a contribution may have; None means 2 * sync_every."""
+    pull_ms_max: Positive = 500
+    """How long the syncer waits for pulled fragments before it merges without the late ones."""
+    heartbeat_ms: Positive = 250
+    """Each side sends at least this often."""
+    silence_ms_max: Positive = 1500
+    """A peer that was not heard for so long is given up and the link is made anew."""
+    wire_up: Literal["f32", "bf16"] = "f32"
+    """How fragments travel from learner to syncer."""
+    wire_down: Literal["f32", "bf16"] = "f32"
+
+
+    trainer: Literal["lm", "quadratic", "scripted"] = "lm"
+    step_time_s: Annotated[float, Ge(0)] = 0.1
+    """Emulated duration of one inner step; 0 runs as fast as the host can."""
+    speeds: Annotated[tuple[float, ...], MinLen(0)] = ()
+    """Speed of each learner's emulated chip (1.0 nominal); empty means all 1.0."""
+    groups: tuple[str, ...] = ()
+    """Region of each learner; empty means one region."""
+    batch: Positive = 8
+    """Sequences per inner step."""
+    batches: tuple[int, ...] = ()
+    """Sequences per inner step of each learner (mixed hardware); empty means ``batch``."""
+    sequence: Annotated[int, Ge(8)] = 64
+    """Bytes per sequence."""
+    model: Literal["tiny", "small", "base", "100m"] = "tiny"
+    """tiny has about 115 k parameters; see targets.diloco.trainers.lm for the others."""
+    data: str = "cpython-docs"
+    """cpython-docs, synthetic, or the path of a file or folder to train on."""
+    inner_lr: Annotated[float, Gt(0)] = 3e-3
+    warmup_steps: Annotated[int, Ge(0)] = 20
+    weight_decay: Annotated[float, Ge(0)] = 0.1
+    scripted_elements: Positive = 4096
+    """Parameters of the scripted and quadratic trainers."""
+
+
+    @property
+    def stale_limit(self) -> int:
+        """The staleness bound in force, in global steps."""
+        return self.stale_steps_max or 2 * self.sync_every
+
+    def problems(self) -> list[str]:
+        """Every mistake that needs more than one field to see; empty when sound."""
+        found = []
+        if self.quorum > self.learners:
+            found.append(f"quorum is {self.quorum} but there are only {self.learners} learners")
+        if self.fragments > self.sync_every:
+            found.append(
+                f"fragments is {self.fragments} but sync_every is {self.sync_every}: "
+                "each fragment needs a step of its own, so fragments <= sync_every"
+            )
+        if self.silence_ms_max <= 2 * self.heartbeat_ms:
+            found.append(
+                f"silence_ms_max is {self.silence_ms_max} but heartbeat_ms is "
+                f"{self.heartbeat_ms}: allow at least two heartbeats"
+            )
+        for name in ("speeds", "groups", "batches"):
+            values = getattr(self, name)
+            if values and len(values) != self.learners:
+                found.append(f"{name} has {len(values)} entries for {self.learners} learners")
+        if any(s <= 0 for s in self.speeds):
+            found.append("speeds must be positive")
+        if any(b < 1 for b in self.batches):
+            found.append("batches must be positive")
+        return found
+
+    def learner_name(self, index: int) -> str:
+        """Name of the learner with number ``index``."""
+        return f"learner-{index}"
+
+    def speed(self, index: int) -> float:
+        """Speed of the learner with number ``index``."""
+        return self.speeds[index] if self.speeds else 1.0
+
+    def group(self, index: int) -> str:
+        """Region of the learner with number ``index``."""
+        return self.groups[index] if self.groups else "region-0"
+
+    def batch_of(self, index: int) -> int:
+        """Sequences per step of the learner with number ``index``."""
+        return self.batches[index] if self.batches else self.batch
+
+    def step_ns(self, index: int) -> int:
+        """Nominal duration of an inner step of the learner with number ``index``."""
+        return round(self.step_time_s * 1e9 / self.speed(index))
