@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Capability = Literal[
-    "kill", "terminate", "freeze", "cpu_quota", "tune", "link", "restart", "engine_network", "memory"
+    "kill",
+    "terminate",
+    "freeze",
+    "cpu_quota",
+    "tune",
+    "link",
+    "restart",
+    "engine_network",
+    "memory",
 ]
 """What a runtime may offer. ``tune`` is the control file that a unit reads at every step."""
 

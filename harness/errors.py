@@ -1,13 +1,13 @@
 """Whose mistake it was, as a type; the exit status follows from it.
 
-    ChaosError
-    ├── SpecError          2  the experiment or the command line is wrong (all problems at once)
-    │   └── CapabilityError 2  a fault needs what the chosen runtime does not offer
-    ├── HarnessError       4  our own machinery failed; never the target's failure
-    │   ├── LaunchError    4  a unit, proxy, container or port could not be had
-    │   ├── JournalError   4  a journal that cannot be read or written
-    │   └── ControlError   4  an action on a unit or link failed or missed its deadline
-    └── Interrupted      130  somebody asked us to stop (143 for SIGTERM)
+ChaosError
+├── SpecError          2  the experiment or the command line is wrong (all problems at once)
+│   └── CapabilityError 2  a fault needs what the chosen runtime does not offer
+├── HarnessError       4  our own machinery failed; never the target's failure
+│   ├── LaunchError    4  a unit, proxy, container or port could not be had
+│   ├── JournalError   4  a journal that cannot be read or written
+│   └── ControlError   4  an action on a unit or link failed or missed its deadline
+└── Interrupted      130  somebody asked us to stop (143 for SIGTERM)
 """
 
 from __future__ import annotations

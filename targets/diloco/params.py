@@ -53,7 +53,6 @@ class DilocoParams:
     """How fragments travel from learner to syncer."""
     wire_down: Literal["f32", "bf16"] = "f32"
 
-
     trainer: Literal["lm", "quadratic", "scripted"] = "lm"
     step_time_s: Annotated[float, Ge(0)] = 0.1
     """Emulated duration of one inner step; 0 runs as fast as the host can."""
@@ -76,7 +75,6 @@ class DilocoParams:
     weight_decay: Annotated[float, Ge(0)] = 0.1
     scripted_elements: Positive = 4096
     """Parameters of the scripted and quadratic trainers."""
-
 
     @property
     def stale_limit(self) -> int:
