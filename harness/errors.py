@@ -57,7 +57,7 @@ class ControlError(HarnessError):
     """An action on a unit or link failed, or did not end before its deadline."""
 
 
-class FaultSkipped(Exception):  # noqa: N818 - an outcome of a fault, not an error of ours
+class FaultSkipped(Exception):
     """A fault found nothing it could act on (its victim is gone); the message says why."""
 
 
