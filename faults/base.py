@@ -7,6 +7,7 @@ are combined by :mod:`faults.holds`; the first fault to end does not heal the ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -91,31 +92,84 @@ class Control(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A fault's parameters after validation; what the runner needs to carry it out."""
+class Deed:
+    """A fault's parameters after validation: what is to be done to each unit it hits."""
 
     action: Literal["kill", "terminate", ""] = ""
     grace_ns: int = 0
+    """For terminate: how long the unit has before it is killed."""
+    repeats: tuple[int, ...] = (0,)
+    """Offsets in ns at which ``action`` is done; more than one for a crash loop."""
     holds: Mapping[Resource, Any] = field(default_factory=dict)
-    """Resource to the setting this fault alone would put on it."""
-    pulses: tuple[tuple[int, int], ...] = ()
-    """For intermittent faults: (offset_ns, on_ns) pairs within the duration; empty for steady."""
+    """Resource to the setting that this fault alone would put on it."""
+    pulses: tuple[int, int] | None = None
+    """(on_ns, off_ns) of a hold that comes and goes; None holds throughout."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter of a fault, as a spec author sees it. ``default`` None means required."""
+
+    type: type
+    default: Any
+    help: str
+    lowest: float | None = None
+    highest: float | None = None
+    choices: tuple[str, ...] = ()
 
 
 class Fault(Protocol):
-    """One kind of fault."""
+    """One kind of fault. Members are stateless; the table in ``faults`` names them all."""
 
     kind: str
     summary: str
     """One line for ``diloco-chaos list``."""
     needs: frozenset[Capability]
     lasting: bool
-    """Whether ``for_s`` applies (a hold) or not (a single act)."""
+    """Whether ``for_s`` applies (a hold) or not (an act that is over at once)."""
+    params: Mapping[str, Param]
 
-    def params(self) -> Mapping[str, tuple[type, Any, str]]:
-        """Parameter name to (type, default or ..., help with unit)."""
+    def deed(self, params: Mapping[str, Any]) -> Deed:
+        """What to do, from parameters that :func:`read_params` has validated."""
         ...
 
-    def plan(self, params: Mapping[str, Any]) -> tuple[Plan, list[str]]:
-        """(plan, problems): every mistake in ``params``, each naming the parameter."""
-        ...
+
+def read_params(fault: Fault, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(values with defaults filled in, problems): every mistake, each naming its parameter."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name in given:
+        if name not in fault.params:
+            known = ", ".join(fault.params) or "none"
+            problems.append(f"{name}: unknown parameter of {fault.kind} (it takes: {known})")
+    for name, param in fault.params.items():
+        if name not in given:
+            if param.default is None:
+                problems.append(f"{name}: missing; {fault.kind} needs it ({param.help})")
+            values[name] = param.default
+            continue
+        value, problem = _checked(given[name], param)
+        values[name] = value
+        if problem:
+            problems.append(f"{name}: {problem}")
+    return values, problems
+
+
+def _checked(value: Any, param: Param) -> tuple[Any, str]:
+    if param.type is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, param.type) or (isinstance(value, bool) and param.type is not bool):
+        return value, f"expected {param.type.__name__}, got {value!r} ({param.help})"
+    if param.choices and value not in param.choices:
+        return value, f"expected one of {', '.join(param.choices)}, got {value!r}"
+    return value, _out_of_range(value, param)
+
+
+def _out_of_range(value: Any, param: Param) -> str:
+    if param.type is float and not math.isfinite(value):
+        return f"{value!r} is not a finite number"
+    if param.lowest is not None and value < param.lowest:
+        return f"{value!r} is below the lowest that makes sense, {param.lowest:g}"
+    if param.highest is not None and value > param.highest:
+        return f"{value!r} is above the highest that makes sense, {param.highest:g}"
+    return ""

@@ -1,0 +1,107 @@
+"""Who is hit: by name, role, group, count, minority, majority, all, or a seeded draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A unit that may be hit."""
+
+    name: str
+    role: str
+    group: str = ""
+
+
+def select(
+    where: str | Sequence[str] | Mapping[str, Any], units: Sequence[Candidate], draw: random.Random
+) -> tuple[tuple[str, ...], list[str]]:
+    """(names in the order of ``units``, problems).
+
+    ``where`` is one of
+
+    * a word: ``one``, ``minority``, ``majority``, ``all`` (of the learners);
+    * a unit's name, a role, or a group; or a list of names;
+    * a table with any of ``role``, ``group``, ``names`` to narrow down and ``count`` (a number or
+      one of the words) to draw from what is left.
+
+    A minority is what remains when a majority is taken away: 2 of 4, 2 of 5, 1 of 2.
+    """
+    if isinstance(where, str):
+        return _by_word(where, units, draw)
+    if isinstance(where, Mapping):
+        return _by_table(where, units, draw)
+    known = {u.name for u in units}
+    unknown = [n for n in where if n not in known]
+    if unknown:
+        return (), [_no_such(", ".join(map(repr, unknown)), units)]
+    if not where:
+        return (), ["where: an empty list hits nobody"]
+    return tuple(u.name for u in units if u.name in set(where)), []
+
+
+def _by_word(
+    word: str, units: Sequence[Candidate], draw: random.Random
+) -> tuple[tuple[str, ...], list[str]]:
+    learners = [u for u in units if u.role == "learner"] or list(units)
+    if word in _COUNTS:
+        return _drawn(learners, word, draw)
+    for attribute in ("name", "role", "group"):
+        hit = tuple(u.name for u in units if getattr(u, attribute) == word)
+        if hit:
+            return hit, []
+    return (), [_no_such(repr(word), units)]
+
+
+def _by_table(
+    table: Mapping[str, Any], units: Sequence[Candidate], draw: random.Random
+) -> tuple[tuple[str, ...], list[str]]:
+    problems = [
+        f"where.{key}: unknown key (known: role, group, names, count)"
+        for key in table
+        if key not in ("role", "group", "names", "count")
+    ]
+    left = list(units)
+    for key, attribute in (("role", "role"), ("group", "group")):
+        if key in table:
+            left = [u for u in left if getattr(u, attribute) == table[key]]
+    if "role" not in table and "names" not in table:
+        left = [u for u in left if u.role == "learner"]
+    if "names" in table:
+        unknown = [n for n in table["names"] if n not in {u.name for u in units}]
+        if unknown:
+            problems.append(_no_such(", ".join(map(repr, unknown)), units))
+        left = [u for u in left if u.name in table["names"]]
+    if not left and not problems:
+        problems.append(_no_such(repr(dict(table)), units))
+    if problems:
+        return (), problems
+    return _drawn(left, table.get("count", "all"), draw)
+
+
+_COUNTS = ("one", "minority", "majority", "all")
+
+
+def _drawn(
+    units: Sequence[Candidate], count: Any, draw: random.Random
+) -> tuple[tuple[str, ...], list[str]]:
+    size = len(units)
+    sizes = {"one": 1, "minority": size // 2, "majority": size // 2 + 1, "all": size}
+    wanted = sizes.get(count, count) if isinstance(count, str) else count
+    if not isinstance(wanted, int) or isinstance(wanted, bool):
+        words = ", ".join(_COUNTS)
+        return (), [f"where.count: expected a number or one of {words}, got {count!r}"]
+    if not 1 <= wanted <= size:
+        return (), [f"where: {count!r} of {size} unit{'s' if size != 1 else ''} is impossible"]
+    chosen = set(draw.sample([u.name for u in units], wanted))
+    return tuple(u.name for u in units if u.name in chosen), []
+
+
+def _no_such(what: str, units: Sequence[Candidate]) -> str:
+    names = ", ".join(u.name for u in units)
+    groups = ", ".join(sorted({u.group for u in units if u.group})) or "none"
+    return f"where: {what} matches no unit (units: {names}; groups: {groups})"
