@@ -57,6 +57,8 @@ class JournalText:
     events: tuple[AnyEvent, ...]
     problems: tuple[str, ...]
     """Torn or unreadable lines, each with its line number; empty for a whole journal."""
+    lines: tuple[int, ...] = ()
+    """Line number (from 1) of each event, so that a report can point at its evidence."""
 
 
 def read_journal(path: Path) -> JournalText:
@@ -67,6 +69,7 @@ def read_journal(path: Path) -> JournalText:
     """
     events: list[AnyEvent] = []
     problems: list[str] = []
+    lines: list[int] = []
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -74,12 +77,13 @@ def read_journal(path: Path) -> JournalText:
     for number, line, whole in _lines(data):
         try:
             events.append(decode(line))
+            lines.append(number)
         except ValueError as error:
             kind = "unreadable line" if whole else "torn last line"
             problems.append(f"{kind} {number}: {error}")
     if not events:
         raise JournalError(f"journal {path} holds no event" + "".join(f"; {p}" for p in problems))
-    return JournalText(tuple(events), tuple(problems))
+    return JournalText(tuple(events), tuple(problems), tuple(lines))
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
