@@ -1,0 +1,135 @@
+"""Spec and tables into live objects. Every mistake that is left comes out in one error."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness.runtimes
+import targets
+from faults.select import Candidate
+from harness.errors import CapabilityError, LaunchError, SpecError
+from harness.plan import Plan, Planned, make
+from harness.runtimes.base import RunContext, Runtime
+from harness.spec import NS, Draft, Spec
+from targets.base import Target
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run needs, checked against each other."""
+
+    spec: Spec
+    seed: int
+    run: str
+    target: Target
+    runtime: Runtime
+    plan: Plan
+    planned: tuple[Planned, ...]
+    repeat: str
+    """The command that repeats the run."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A spec found sound as far as can be told without a runtime."""
+
+    spec: Spec
+    target: Target
+    planned: tuple[Planned, ...]
+    seed: int
+
+
+def check(draft: Draft, seed: int, overrides: Mapping[str, Any] | None = None) -> Checked:
+    """Create the target and draw the plan; raises one :class:`SpecError` naming every problem.
+
+    ``overrides`` replaces target parameters, as ``--set`` does.
+    """
+    problems: list[str] = []
+    target = None
+    if draft.target is not None:
+        params = {**draft.target.params, **(overrides or {})}
+        target = _target(draft.target.name, params, seed, problems)
+    planned: list[Planned] = []
+    if target is not None and draft.head is not None:
+        units = candidates(target)
+        sound = [f for f in draft.faults if f is not None]
+        planned, found = make(sound, units, seed, draft.head.duration_s)
+        problems += found
+    spec = draft.finished(problems)
+    if target is None:  # finished() raises before this whenever the target has a problem
+        raise SpecError(draft.name, ["target: cannot be created"])
+    return Checked(spec, target, tuple(planned), seed)
+
+
+def candidates(target: Target) -> list[Candidate]:
+    """The target's units as fault selection sees them."""
+    infos = [u.info for u in target.units()]
+    return [Candidate(i.name, i.role, i.group) for i in infos]
+
+
+def compose(
+    checked: Checked,
+    *,
+    run: str,
+    directory: Path,
+    runtime: str | None = None,
+    make_runtime: Callable[[RunContext], Runtime] | None = None,
+) -> Experiment:
+    """Bring a checked spec and its runtime together.
+
+    Raises :class:`CapabilityError` when a fault needs what the runtime does not offer here, and
+    :class:`LaunchError` when the runtime itself cannot be had.
+    """
+    spec = checked.spec
+    name = runtime or spec.head.runtime
+    context = RunContext(run, checked.seed, directory, spec.head.runtime_options)
+    try:
+        live = (make_runtime or harness.runtimes.load(name))(context)
+    except ImportError as error:
+        raise LaunchError(f"runtime {name} cannot be loaded: {error}") from error
+    lacking = missing(checked.planned, live)
+    if lacking:
+        raise CapabilityError(spec.name, lacking)
+    plan = Plan(
+        checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)
+    )
+    command = ["diloco-chaos", "run", spec.name, "--runtime", live.name]
+    command += ["--seed", str(checked.seed)]
+    return Experiment(
+        spec,
+        checked.seed,
+        run,
+        checked.target,
+        live,
+        plan,
+        checked.planned,
+        shlex.join(command),
+    )
+
+
+def missing(planned: Sequence[Planned], runtime: Runtime) -> list[str]:
+    """One sentence for each kind of fault that ``runtime`` cannot carry out here."""
+    out = {}
+    for item in planned:
+        for need in sorted(item.needs - runtime.offers):
+            out[item.kind, need] = (
+                f"fault {item.kind} needs {need}, which runtime {runtime.name} does not offer "
+                f"here (it offers: {', '.join(sorted(runtime.offers))})"
+            )
+    return list(out.values())
+
+
+def _target(name: str, params: Mapping[str, Any], seed: int, problems: list[str]) -> Target | None:
+    if name not in targets.TARGETS:
+        known = ", ".join(targets.TARGETS)
+        problems.append(f"target.name: unknown target {name!r} (known: {known})")
+        return None
+    try:
+        return targets.load(name)(params, seed)
+    except SpecError as error:
+        problems += [f"target.params: {p}" for p in error.problems]
+        return None

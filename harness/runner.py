@@ -1,0 +1,350 @@
+"""The main path: from a composed experiment to a finished journal.
+
+A run proceeds like so:
+
+1. The journal is created and its first line says what was asked for.
+2. The runtime starts every unit.
+3. Baseline: units run undisturbed until the target's steady state. Not reached in time: no fault
+   is executed and the run is inconclusive.
+4. The fault window: whatever the plan says is due is done, intent journalled before each act.
+5. Everything is healed, last fault first, whatever happened before.
+6. The quiet tail: nothing is done; recovery is judged here.
+7. The runtime is closed, late events are collected, what is left behind is counted.
+8. The last line says how the run ended. A journal without it was cut.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import msgspec
+
+import harness.rundir
+from faults.holds import Holds
+from harness.clock import VirtualClock
+from harness.compose import Experiment
+from harness.errors import ChaosError, ControlError, FaultSkipped, Interrupted
+from harness.events import (
+    AnyEvent,
+    BaselineUnmet,
+    FaultAsked,
+    FaultEnded,
+    FaultExecuted,
+    FaultPlanned,
+    HarnessFailed,
+    Hold,
+    RunEnded,
+    RunStarted,
+    SteadyState,
+    TailEnded,
+    WindowEnded,
+)
+from harness.events import FaultSkipped as Skipped
+from harness.journal import Journal
+from harness.plan import Due, Planned
+from harness.rundir import RunDir
+from harness.runtimes.base import opened
+from harness.spec import NS
+
+SCHEMA = 1
+POLL_NS = 200_000_000
+"""Longest uninterrupted wait; bounds how late a signal is acted on."""
+
+Observer = Callable[[AnyEvent], None]
+
+
+@dataclass
+class StopFlag:
+    """Set by a signal handler, read between polls."""
+
+    signal_number: int = 0
+
+    def check(self) -> None:
+        """Raise :class:`Interrupted` when somebody asked us to stop."""
+        if self.signal_number:
+            raise Interrupted(self.signal_number)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopFlag]:
+    """While inside, SIGINT and SIGTERM set the flag; a second one acts as it did before.
+
+    Does nothing outside the main thread, where Python cannot install handlers.
+    """
+    flag = StopFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        flag.signal_number = number
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield flag
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def run(
+    experiment: Experiment,
+    rundir: RunDir,
+    *,
+    observer: Observer = lambda _event: None,
+    stop: StopFlag | None = None,
+) -> None:
+    """Execute the experiment. The journal tells how it went; nothing is raised for that.
+
+    Raises ``JournalError`` when the journal itself cannot be written.
+    """
+    with Journal(rundir.journal) as journal:
+        acts = _Acts(experiment, journal, observer, stop or StopFlag())
+        acts.log(_started(experiment))
+        status, why = acts.guarded()
+        acts.close()
+        acts.log(RunEnded(t_ns=acts.now(), status=status, why=why))
+
+
+def _started(experiment: Experiment) -> RunStarted:
+    # A simulated journal is a pure function of spec and seed: no host fact may enter it.
+    virtual = isinstance(experiment.runtime.clock, VirtualClock)
+    facts = {} if virtual else harness.rundir.host_facts()
+    return RunStarted(
+        t_ns=experiment.runtime.clock.now_ns(),
+        schema=SCHEMA,
+        run="simulated" if virtual else experiment.run,
+        experiment=experiment.spec.name,
+        seed=experiment.seed,
+        runtime=experiment.runtime.name,
+        target=experiment.target.name,
+        proxy=experiment.runtime.proxy,
+        units=tuple(u.info for u in experiment.target.units()),
+        spec=experiment.spec.resolved(),
+        params=dict(experiment.target.params),
+        fragments=experiment.target.fragments(),
+        commit=facts.get("commit", ""),
+        started_at=facts.get("started_at", ""),
+        host_fingerprint=facts.get("fingerprint", ""),
+        repeat=experiment.repeat,
+    )
+
+
+@dataclass
+class _Acts:
+    experiment: Experiment
+    journal: Journal
+    observer: Observer
+    stop: StopFlag
+    active: list[Planned] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runtime = self.experiment.runtime
+        self.plan = self.experiment.plan
+        self.holds = Holds(self.runtime)
+        self.steady = self.experiment.target.steady()
+
+    def now(self) -> int:
+        return self.runtime.clock.now_ns()
+
+    def log(self, event: AnyEvent) -> None:
+        self.journal.append(event)
+        self.observer(event)
+
+    def guarded(self) -> tuple[str, str]:
+        """Phases 2 to 6; (status, why) for the last line of the journal."""
+        try:
+            with opened(self.runtime, self.experiment.target):
+                try:
+                    if self._baseline():
+                        self._window()
+                        self._tail()
+                finally:
+                    self._heal()
+        except Interrupted as error:
+            return "interrupted", str(error)
+        except KeyboardInterrupt:
+            return "interrupted", "interrupted by a second signal"
+        except ChaosError as error:
+            self._failed("run", str(error))
+            return "error", str(error)
+        except Exception as error:
+            # Whatever broke in here is ours, so it must end as a harness error in the journal
+            # and not as a lost run.
+            self._failed("run", f"{type(error).__name__}: {error}")
+            return "error", f"{type(error).__name__}: {error}"
+        return "completed", ""
+
+    def close(self) -> None:
+        """Phase 7: collect what was still on its way, and count what is left behind."""
+        try:
+            for event in self.runtime.poll(self.now()):
+                self.log(event)
+            self.log(self.runtime.residue(self.now()))
+        except ChaosError as error:
+            self._failed("teardown", str(error))
+
+    def _baseline(self) -> bool:
+        deadline_ns = self.now() + round(self.experiment.spec.head.baseline_s_max * NS)
+        while True:
+            reached, why = self.steady.verdict()
+            if reached:
+                self.log(SteadyState(t_ns=self.now(), why=why))
+                return True
+            if self.now() >= deadline_ns:
+                self.log(BaselineUnmet(t_ns=self.now(), why=why))
+                for item in self.experiment.planned:
+                    self._skip(item, self.now(), f"baseline not met: {why}")
+                return False
+            for event in self._poll(deadline_ns):
+                self.steady.observe(event)
+
+    def _window(self) -> None:
+        self.plan.begin(self.now())
+        while (due_ns := self.plan.due_ns()) is not None:
+            for event in self._poll(due_ns):
+                self.plan.observe(event)
+            for due in self.plan.take(self.now()):
+                if due.what == "window":
+                    return
+                self._do(due)
+
+    def _tail(self) -> None:
+        for item in self.plan.close_window(self.now()):
+            why = "the fault window ended before it was due"
+            if item.at_step is not None:
+                why = f"global step {item.at_step} was not reached within the fault window"
+            elif item.on is not None:
+                why = f"no event {item.on.event!r} was seen within the fault window"
+            self._skip(item, self.now(), why)
+        self._heal()
+        self.log(WindowEnded(t_ns=self.now()))
+        while (due_ns := self.plan.due_ns()) is not None:
+            self._poll(due_ns)
+            if self.plan.take(self.now()):
+                break
+        self.log(TailEnded(t_ns=self.now()))
+
+    def _poll(self, until_ns: int) -> list[AnyEvent]:
+        self.stop.check()
+        events = self.runtime.poll(min(until_ns, self.now() + POLL_NS))
+        for event in events:
+            self.log(event)
+        return events
+
+    def _do(self, due: Due) -> None:
+        item = due.item
+        if item is None:
+            return
+        if due.what == "begin":
+            self._begin(item, due.planned_ns)
+        elif due.what == "end":
+            self._end(item)
+        else:
+            self._pulse(item, on=due.what == "on")
+
+    def _begin(self, item: Planned, planned_ns: int) -> None:
+        names = {"fault": item.fault, "kind": item.kind, "unit": item.unit}
+        self._planned(item, planned_ns)
+        holds = tuple(
+            Hold(unit=item.unit, resource=resource, value=msgspec.to_builtins(value))
+            for resource, value in item.deed.holds.items()
+        )
+        self.log(FaultAsked(t_ns=self.now(), holds=holds, **names))
+        if item.lasting:
+            self.active.append(item)
+        try:
+            note = self._act(item)
+        except FaultSkipped as error:
+            self.log(Skipped(t_ns=self.now(), why=str(error), **names))
+        except ControlError as error:
+            self.log(Skipped(t_ns=self.now(), why=f"failed: {error}", **names))
+            self._failed(f"{item.kind} on {item.unit}", str(error))
+        else:
+            self.log(FaultExecuted(t_ns=self.now(), note=note, **names))
+
+    def _act(self, item: Planned) -> str:
+        if item.deed.action == "kill":
+            return self.runtime.kill(item.unit)
+        if item.deed.action == "terminate":
+            return self.runtime.terminate(item.unit, item.deed.grace_ns)
+        notes = [
+            self.holds.take(item.fault, item.unit, resource, value)
+            for resource, value in item.deed.holds.items()
+        ]
+        return "; ".join(n for n in notes if n)
+
+    def _pulse(self, item: Planned, *, on: bool) -> None:
+        if item not in self.active:
+            return
+        try:
+            for resource, value in item.deed.holds.items():
+                if on:
+                    self.holds.take(item.fault, item.unit, resource, value)
+                else:
+                    self.holds.drop(item.fault, item.unit, resource)
+        except FaultSkipped:
+            return  # the victim is gone for the moment; the next pulse finds it again
+        except ControlError as error:
+            self._failed(f"{item.kind} on {item.unit}", str(error))
+
+    def _end(self, item: Planned) -> None:
+        if item not in self.active:
+            return
+        self.active.remove(item)
+        names = {"fault": item.fault, "kind": item.kind, "unit": item.unit}
+        notes: list[str] = []
+        still: set[str] = set()
+        for resource in self.holds.owned(item.fault, item.unit):
+            try:
+                note, others = self.holds.drop(item.fault, item.unit, resource)
+            except FaultSkipped as error:
+                note, others = f"target gone: {error}", ()
+            except ControlError as error:
+                self._failed(f"undo of {item.kind} on {item.unit}", str(error))
+                continue
+            still.update(others)
+            if note:
+                notes.append(note)
+        self.log(
+            FaultEnded(
+                t_ns=self.now(), note="; ".join(notes), still_held=tuple(sorted(still)), **names
+            )
+        )
+
+    def _heal(self) -> None:
+        """Phase 5; doing it twice is harmless."""
+        for item in reversed(self.active.copy()):
+            self._end(item)
+        for problem in self.holds.heal_all():
+            self._failed("heal", problem)
+
+    def _planned(self, item: Planned, planned_ns: int) -> None:
+        self.log(
+            FaultPlanned(
+                t_ns=self.now(),
+                fault=item.fault,
+                kind=item.kind,
+                unit=item.unit,
+                planned_at_ns=planned_ns,
+                for_ns=item.for_ns,
+                params=dict(item.params),
+            )
+        )
+
+    def _skip(self, item: Planned, planned_ns: int, why: str) -> None:
+        self._planned(item, planned_ns)
+        self.log(
+            Skipped(t_ns=self.now(), fault=item.fault, kind=item.kind, unit=item.unit, why=why)
+        )
+
+    def _failed(self, where: str, why: str) -> None:
+        self.log(HarnessFailed(t_ns=self.now(), where=where, why=why))

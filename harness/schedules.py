@@ -1,0 +1,42 @@
+"""When repeated faults arrive: pure functions from a random stream to instants."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+from harness.spec import Schedule
+
+ARRIVALS_MAX = 100_000
+"""More arrivals than this in one window are a mistake in the spec, not an experiment."""
+
+
+def instants(schedule: Schedule, duration_s: float, draw: random.Random) -> list[float]:
+    """Arrival times in seconds since steady state, ascending, inside the fault window.
+
+    ``fixed`` arrives every ``mean_gap_s``, ``poisson`` with exponential gaps, ``weibull`` with
+    Weibull gaps of the given shape scaled to the same mean (below 1 they cluster).
+    """
+    end = min(duration_s, duration_s if schedule.until_s is None else schedule.until_s)
+    times: list[float] = []
+    now = schedule.from_s
+    for gap in _gaps(schedule, draw):
+        now += gap
+        if now >= end or len(times) >= (schedule.at_most or ARRIVALS_MAX):
+            return times
+        times.append(now)
+    return times
+
+
+def _gaps(schedule: Schedule, draw: random.Random) -> Iterator[float]:
+    mean = schedule.mean_gap_s
+    # The scale that gives a Weibull distribution the wanted mean.
+    scale = mean / math.gamma(1 + 1 / schedule.shape)
+    while True:
+        if schedule.process == "fixed":
+            yield mean
+        elif schedule.process == "poisson":
+            yield draw.expovariate(1 / mean)
+        else:
+            yield draw.weibullvariate(scale, schedule.shape)
