@@ -1,0 +1,98 @@
+"""Where this package keeps things outside a run directory, and ports nobody else will take."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+from harness.errors import LaunchError
+
+_FIRST_PORT = 12_000
+_LAST_PORT = 64_999
+_TRIES = 200
+
+
+def cache_dir() -> Path:
+    """The JAX compilation cache that runs share: ``$DILOCO_CHAOS_CACHE``, or under ~/.cache."""
+    named = os.environ.get("DILOCO_CHAOS_CACHE")
+    return Path(named) if named else _xdg("XDG_CACHE_HOME", ".cache") / "diloco-chaos" / "jax"
+
+
+def state_dir() -> Path:
+    """Where every run says where its manifest lies, so that any later command can clean up."""
+    return _xdg("XDG_STATE_HOME", ".local/state") / "diloco-chaos" / "runs"
+
+
+def _xdg(variable: str, default: str) -> Path:
+    named = os.environ.get(variable)
+    return Path(named) if named else Path.home() / default
+
+
+class Ports:
+    """Free TCP ports on loopback, outside the range from which the kernel draws by itself.
+
+    A port is held by a lock on a file of its own for as long as this object lives, so two runs
+    of one user never choose the same one, however close together they start; the kernel drops
+    the locks of a process that dies. Other programs can still take a port between the choice
+    and its use: whoever binds retries with the next one.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", directory: Path | None = None) -> None:
+        self.host = host
+        self._directory = directory or state_dir().parent / "ports"
+        self._locks: list[Any] = []
+
+    def take(self) -> int:
+        """A free port; raises :class:`LaunchError` when none can be found."""
+        low, high = _ephemeral_range()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for _ in range(_TRIES):
+            # Not the run's seed: two runs of one seed must not meet at one port.
+            port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT + 1)
+            if not low <= port <= high and self._lock(port):
+                return port
+        raise LaunchError(
+            f"no free TCP port on {self.host} in {_TRIES} tries between {_FIRST_PORT} and "
+            f"{_LAST_PORT}; see what listens there (ss -tln)"
+        )
+
+    def release(self) -> None:
+        """Give every port back; safe to call twice."""
+        while self._locks:
+            lock = self._locks.pop()
+            Path(lock.name).unlink(missing_ok=True)
+            lock.close()
+
+    def _lock(self, port: int) -> bool:
+        lock = open(self._directory / str(port), "ab")  # noqa: SIM115 - held until release()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        if not _free(self.host, port):
+            lock.close()
+            return False
+        self._locks.append(lock)
+        return True
+
+
+def _free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 32_768, 60_999
+    return int(low), int(high)
