@@ -179,7 +179,12 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Encode one fragment of the snapshot taken after the last completed main-lane job."""
+    """Encode one fragment of the snapshot taken after the last completed main-lane job.
+
+    The driver pins that snapshot when it carries out the effect, in the same critical section as
+    ``handle``: the learner pairs the result with the counters it had at that instant. The result
+    is a :class:`Payload`.
+    """
 
     fragment: int
     request: int

@@ -1,0 +1,92 @@
+"""What the syncer decides about reports and pushes, as functions that answer with a reason.
+
+A refusal begins with one word for its kind, as ``harness.events.UpdateRefused`` wants it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from targets.diloco.messages import Push
+
+REFUSALS = frozenset(
+    {"stale", "duplicate", "late", "non-finite", "truncated", "checksum", "layout", "fenced"}
+)
+
+_BYTES = {"f32": 4, "bf16": 2}
+
+
+def quorum(fresh: int, training: int, needed: int, step: int) -> tuple[bool, str]:
+    """Whether step ``step`` has its quorum: ``needed`` learners that reported since it opened."""
+    if fresh >= needed:
+        return True, f"{fresh} of {training} learners reported in step {step}, quorum {needed}"
+    return False, (
+        f"step {step} waits for its quorum: {fresh} of {training} learners reported, "
+        f"{needed} needed"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the syncer knows about one learner and one fragment when a push arrives."""
+
+    incarnation: int
+    request: int
+    fragment: int
+    step: int
+    """The syncer's open step t."""
+    version: int
+    committed: int
+    """The step at which ``version`` was committed."""
+    merged_through: int
+    """The learner's last local step whose tokens are already in the fragment."""
+    stale_limit: int
+    elements: int | None
+    """Parameters in the fragment; None when the syncer was not told."""
+
+
+def admit(push: Push, want: Expected) -> tuple[bool, str]:
+    """Whether ``push`` may enter the merge that is being collected, and why (not)."""
+    if push.incarnation != want.incarnation:
+        return False, f"fenced: from life {push.incarnation}, the learner lives {want.incarnation}"
+    if push.request != want.request:
+        return False, f"late: answers request {push.request}, open is {want.request}"
+    if push.fragment != want.fragment:
+        return False, f"layout: holds fragment {push.fragment}, asked for {want.fragment}"
+    if push.since_step < want.merged_through:
+        return False, (
+            f"duplicate: covers local steps after {push.since_step}, "
+            f"those up to {want.merged_through} are merged already"
+        )
+    if push.base_version > want.version or (
+        push.base_version == want.version and push.base_clock != want.committed
+    ):
+        return False, (
+            f"fenced: builds on version {push.base_version} of step {push.base_clock}, "
+            f"the syncer has version {want.version} of step {want.committed}"
+        )
+    age = want.step - push.base_clock
+    if age > want.stale_limit:
+        return False, f"stale: its base is {age} steps old, the bound is {want.stale_limit}"
+    if push.c_steps <= 0 or push.c_tokens <= 0 or push.step - push.since_step != push.c_steps:
+        return False, (
+            f"layout: counters disagree: steps {push.since_step} to {push.step}, "
+            f"{push.c_steps} counted, {push.c_tokens} tokens"
+        )
+    return _whole(push, want.elements)
+
+
+def _whole(push: Push, elements: int | None) -> tuple[bool, str]:
+    size = _BYTES.get(push.payload.dtype)
+    if elements is not None and size is not None and push.payload.nbytes != elements * size:
+        return False, (
+            f"truncated: {push.payload.nbytes} bytes of {push.payload.dtype}, "
+            f"the fragment has {elements * size}"
+        )
+    return True, "admitted"
+
+
+def refusal(why: str) -> str:
+    """A worker's reason for dropping an input, with its kind in front."""
+    kind = why.split(":", 1)[0]
+    return why if kind in REFUSALS else f"non-finite: {why}"
