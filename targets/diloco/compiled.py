@@ -1,0 +1,186 @@
+"""Starting JAX on one CPU thread, and keeping compiled functions from one life to the next.
+
+A learner that was killed should train again in a second or two, with other learners busy on the
+same cores. Compiling is the smaller part of that: importing Flax and tracing the model cost more.
+So the finished executable is kept in ``cache_dir`` under a key made of everything that went into
+it; who finds it there neither imports the model nor traces it. JAX's own persistent compilation
+cache lives in the same folder and serves whatever is compiled by other ways.
+
+An entry is only as trustworthy as the folder: loading one runs machine code, so entries of other
+users are ignored. Entries that are torn or do not load are compiled anew and replaced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_MAGIC = b"DLCX1\n"
+_XLA_FLAGS = (
+    "--xla_cpu_multi_thread_eigen=false",
+    "intra_op_parallelism_threads=1",
+)
+
+
+def start_jax(cache_dir: str = "") -> Any:
+    """Import JAX for one CPU thread and return it.
+
+    The thread settings take effect only when JAX was not used in this process before. With a
+    ``cache_dir`` everything that gets compiled is kept there, however small or fast it was.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if "jax" not in sys.modules:
+        have = os.environ.get("XLA_FLAGS", "")
+        missing = [flag for flag in _XLA_FLAGS if flag.split("=")[0] not in have]
+        os.environ["XLA_FLAGS"] = " ".join([*have.split(), *missing])
+        # The size of XLA's thread pools, which no flag sets.
+        os.environ.setdefault("NPROC", "1")
+    import jax
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    # A step is waited for anyway; without a dispatch thread it runs where it is called.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if cache_dir:
+        jax.config.update("jax_compilation_cache_dir", cache_dir)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return jax
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function ready to run. ``source`` is ``cache`` or ``compiled``."""
+
+    call: Callable[..., Any]
+    source: str
+    took_ns: int
+    why: str = ""
+    """Why a cached entry that was there could not be used; empty when all is well."""
+
+
+def obtain(
+    name: str,
+    make: Callable[[], Callable[..., Any]],
+    arguments: Sequence[Any],
+    results: Any,
+    *,
+    parts: Mapping[str, str],
+    cache_dir: str = "",
+) -> Program:
+    """``make()`` compiled for ``arguments``, from the cache when it is there.
+
+    ``arguments`` are positional ``jax.ShapeDtypeStruct`` trees and ``results`` is any tree shaped
+    like what the function returns. ``parts`` is whatever else the program depends on (sizes,
+    digests of the sources); JAX's version, flags and the processor are added here. Several
+    processes that miss at the same time wait for the first one instead of all compiling.
+    """
+    began_ns = time.monotonic_ns()
+    if not cache_dir:
+        call = _compile(make, arguments)
+        return Program(call, "compiled", time.monotonic_ns() - began_ns)
+    key = _key(name, arguments, parts)
+    path = Path(cache_dir) / f"{name}-{key}.xla"
+    call_or_none, why = _load(path, arguments, results)
+    if call_or_none is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            # Somebody else may have compiled it while this process waited for the lock.
+            call_or_none, why_again = _load(path, arguments, results)
+            why = why_again or why
+            if call_or_none is None:
+                compiled = _compile(make, arguments)
+                _store(path, compiled)
+                return Program(compiled, "compiled", time.monotonic_ns() - began_ns, why)
+    return Program(call_or_none, "cache", time.monotonic_ns() - began_ns, why)
+
+
+def _compile(make: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> Any:
+    import jax
+
+    return jax.jit(make()).lower(*arguments).compile()
+
+
+def _key(name: str, arguments: Sequence[Any], parts: Mapping[str, str]) -> str:
+    text = repr(
+        (
+            name,
+            arguments,
+            sorted(parts.items()),
+            [(package, version(package)) for package in ("jax", "jaxlib")],
+            platform.python_version(),
+            os.environ.get("XLA_FLAGS", ""),
+            _processor(),
+        )
+    )
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@cache
+def _processor() -> str:
+    """What the processor can do: code compiled for another one may end in an illegal instruction."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({ln for ln in info.splitlines() if ln.startswith(wanted)}))
+
+
+def _load(path: Path, arguments: Sequence[Any], results: Any) -> tuple[Any, str]:
+    """(callable or None, why an entry that exists was of no use)."""
+    try:
+        with path.open("rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
+            data = file.read()
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{path.name} cannot be read: {error}"
+    if owner not in (0, os.geteuid()):
+        return None, f"{path.name} belongs to another user"
+    head = len(_MAGIC) + hashlib.sha256().digest_size
+    body = data[head:]
+    if data[:head] != _MAGIC + hashlib.sha256(body).digest():
+        return None, f"{path.name} is torn or of another format"
+    import jax
+    from jax.experimental import serialize_executable
+
+    try:
+        call = serialize_executable.deserialize_and_load(
+            body,
+            jax.tree.structure((tuple(arguments), {})),
+            jax.tree.structure(results),
+            execution_devices=jax.devices()[:1],
+        )
+    except Exception as error:  # whatever XLA dislikes about it, compiling anew is the cure
+        return None, f"{path.name} does not load: {error}"
+    return call, ""
+
+
+def _store(path: Path, compiled: Any) -> None:
+    """Put the entry there whole or not at all."""
+    from jax.experimental import serialize_executable
+
+    body, _, _ = serialize_executable.serialize(compiled)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
+    temporary.replace(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Exclusive between processes; the kernel releases it when its holder dies."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

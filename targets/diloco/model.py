@@ -1,0 +1,159 @@
+"""The decoder in Flax nnx: bytes in, logits of the next byte out.
+
+Gemma's recipe at small sizes: RMSNorm with ``1 + scale`` before and after each block, rotary
+positions, grouped-query attention with normalized queries and keys, GeGLU, and one matrix for
+embedding and output. All parameters and activations are float32. Shapes are written B batch,
+S sequence, D width, K key heads, G query heads per key head, H head width.
+
+Training code uses the network as a pure function of a flat list of arrays (:func:`apply`), so
+that fragments can be exchanged without knowing Flax. The abstract graph is built by tracing and
+allocates nothing; real values come from ``targets.diloco.architecture.initial``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from targets.diloco.architecture import VOCABULARY, Architecture, tensors
+
+MASKED = -1e30
+"""Attention score of a position that may not be seen; finite, so that gradients stay so."""
+
+
+class RMSNorm(nnx.Module):
+    """``x / rms(x) * (1 + scale)`` over the last axis."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        self.scale = nnx.Param(jnp.zeros((width,)))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """float32 [..., width] to the same shape."""
+        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(mean_square + self.epsilon) * (1 + self.scale[...])
+
+
+def rotate(x: jax.Array, base: float) -> jax.Array:
+    """Rotary position embedding of float32 [B, S, heads, H]; pairs are (i, i + H/2)."""
+    length, half = x.shape[1], x.shape[-1] // 2
+    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
+    cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
+    left, right = x[..., :half], x[..., half:]
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Causal grouped-query attention."""
+
+    def __init__(self, arch: Architecture) -> None:
+        width, head = arch.width, arch.head_width
+        self.query = nnx.Param(jnp.zeros((width, arch.heads, head)))
+        self.key = nnx.Param(jnp.zeros((width, arch.kv_heads, head)))
+        self.value = nnx.Param(jnp.zeros((width, arch.kv_heads, head)))
+        self.output = nnx.Param(jnp.zeros((arch.heads, head, width)))
+        self.query_norm = RMSNorm(head, arch.norm_epsilon)
+        self.key_norm = RMSNorm(head, arch.norm_epsilon)
+        self.groups = arch.heads // arch.kv_heads
+        self.rope_base = arch.rope_base
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """float32 [B, S, D] to the same shape; position s sees positions up to s."""
+        query = rotate(
+            self.query_norm(jnp.einsum("bsd,dnh->bsnh", x, self.query[...])), self.rope_base
+        )
+        key = rotate(self.key_norm(jnp.einsum("bsd,dkh->bskh", x, self.key[...])), self.rope_base)
+        value = jnp.einsum("bsd,dkh->bskh", x, self.value[...])
+        batch, length, heads, head = query.shape
+        query = query.reshape(batch, length, heads // self.groups, self.groups, head)
+        scores = jnp.einsum("bskgh,btkh->bkgst", query, key) * head**-0.5
+        seen = jnp.tril(jnp.ones((length, length), bool))
+        weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
+        mixed = jnp.einsum("bkgst,btkh->bskgh", weights, value)
+        return jnp.einsum(
+            "bsnh,nhd->bsd", mixed.reshape(batch, length, heads, head), self.output[...]
+        )
+
+
+class DenseFeedForward(nnx.Module):
+    """GeGLU: ``(gelu(x @ gate) * (x @ up)) @ down``."""
+
+    def __init__(self, arch: Architecture) -> None:
+        self.gate = nnx.Param(jnp.zeros((arch.width, arch.hidden)))
+        self.up = nnx.Param(jnp.zeros((arch.width, arch.hidden)))
+        self.down = nnx.Param(jnp.zeros((arch.hidden, arch.width)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """float32 [B, S, D] to the same shape."""
+        gated = jax.nn.gelu(x @ self.gate[...], approximate=True) * (x @ self.up[...])
+        return gated @ self.down[...]
+
+
+FEED_FORWARDS: dict[str, Callable[[Architecture], nnx.Module]] = {"dense": DenseFeedForward}
+"""``Architecture.feed_forward`` to a module from float32 [B, S, D] to the same shape."""
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, each normalized before and after, added to the stream."""
+
+    def __init__(self, arch: Architecture) -> None:
+        width, epsilon = arch.width, arch.norm_epsilon
+        self.attention_norm = RMSNorm(width, epsilon)
+        self.attention = Attention(arch)
+        self.attention_post_norm = RMSNorm(width, epsilon)
+        self.feed_forward_norm = RMSNorm(width, epsilon)
+        self.feed_forward = FEED_FORWARDS[arch.feed_forward](arch)
+        self.feed_forward_post_norm = RMSNorm(width, epsilon)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """float32 [B, S, D] to the same shape."""
+        x = x + self.attention_post_norm(self.attention(self.attention_norm(x)))
+        return x + self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Decoder(nnx.Module):
+    """The whole network."""
+
+    def __init__(self, arch: Architecture) -> None:
+        self.embedding = nnx.Param(jnp.zeros((VOCABULARY, arch.width)))
+        self.layers = nnx.List([Layer(arch) for _ in range(arch.layers)])
+        self.final_norm = RMSNorm(arch.width, arch.norm_epsilon)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """int32 [B, S] in 0..255 to float32 logits [B, S, 256] of each next byte."""
+        embedding = self.embedding[...]
+        x = embedding[tokens] * embedding.shape[-1] ** 0.5
+        for layer in self.layers:
+            x = layer(x)
+        return self.final_norm(x) @ embedding.T
+
+
+@lru_cache(maxsize=8)
+def _graph(arch: Architecture) -> tuple[nnx.GraphDef[Decoder], tuple[tuple[str | int, ...], ...]]:
+    """The network without values, and the path of each tensor of ``tensors(arch)``."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(arch)))
+    flat = dict(nnx.to_flat_state(state))
+    by_name = {"/".join(str(part) for part in path): path for path in flat}
+    wanted = {t.name: t.shape for t in tensors(arch)}
+    found = {name: flat[path].shape for name, path in by_name.items()}
+    if wanted != found:
+        raise AssertionError(f"architecture and model differ: {wanted} against {found}")
+    return graph, tuple(by_name[name] for name in wanted)
+
+
+def apply(arch: Architecture, params: Sequence[jax.Array], tokens: jax.Array) -> jax.Array:
+    """Logits, as a pure function of the parameters in the order of ``tensors(arch)``.
+
+    ``tokens`` is int32 [B, S]; the result is float32 [B, S, 256].
+    """
+    graph, paths = _graph(arch)
+    state = nnx.from_flat_state(
+        [(path, nnx.Param(value)) for path, value in zip(paths, params, strict=True)]
+    )
+    logits: jax.Array = nnx.merge(graph, state)(tokens)
+    return logits

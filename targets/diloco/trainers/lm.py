@@ -1,0 +1,297 @@
+"""The real trainer: a small decoder in JAX on byte-level text, AdamW inside.
+
+JAX is imported when a trainer is created and not before; Flax and Optax only when the compiled
+step is not in the cache (see ``targets.diloco.compiled``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from targets.diloco import architecture, codec, compiled, data
+from targets.diloco.architecture import SIZES, Architecture
+from targets.diloco.params import DilocoParams
+from targets.diloco.trainers.base import Arrays, Layout, Tensor, Trained
+
+DECAY_STEPS = 2000
+"""After warm-up the learning rate falls as ``sqrt(DECAY_STEPS / (DECAY_STEPS + step))``: it needs
+no horizon, which a run that is measured in seconds does not have."""
+
+_SOURCES = (
+    "harness.seeds",
+    "targets.diloco.architecture",
+    "targets.diloco.model",
+    "targets.diloco.training",
+)
+
+
+def tensors(params: DilocoParams) -> tuple[Tensor, ...]:
+    """The decoder's tensors; the embedding is tied with the output and marked."""
+    return architecture.tensors(SIZES[params.model])
+
+
+def problems(params: DilocoParams) -> list[str]:
+    """What is wrong with the text to train on."""
+    try:
+        data.open_source(params, seed=0)
+    except data.DataError as error:
+        return [str(error)]
+    return []
+
+
+def initial(params: DilocoParams, seed: int) -> Arrays:
+    """See ``targets.diloco.architecture.initial``."""
+    return architecture.initial(SIZES[params.model], seed)
+
+
+def tokens_per_step(params: DilocoParams, learner: int) -> int:
+    """Predicted bytes of one step."""
+    return params.batch_of(learner) * params.sequence
+
+
+def create(
+    params: DilocoParams, learner: int, seed: int, *, life: int = 1, cache_dir: str = ""
+) -> LmTrainer:
+    """The trainer of one life of one learner. Raises ``data.DataError`` for unusable text."""
+    return LmTrainer(params, learner, seed, life=life, cache_dir=cache_dir)
+
+
+def learning_rate(params: DilocoParams, step: int, since_fresh: int) -> float:
+    """The rate of local step ``step`` (from 1), the ``since_fresh``-th with its moments.
+
+    Warm-up follows the moments, because fresh ones make the first updates too large; the decay
+    follows the learner's own step counter.
+    """
+    warm = min(1.0, since_fresh / params.warmup_steps) if params.warmup_steps else 1.0
+    beyond = max(0, step - params.warmup_steps)
+    return params.inner_lr * warm * sqrt(DECAY_STEPS / (DECAY_STEPS + beyond))
+
+
+class LmSnapshot:
+    """Parameters after one step: references to arrays that nobody writes to."""
+
+    def __init__(self, layout: Layout, params: Sequence[Any]) -> None:
+        self._layout = layout
+        self._params = params
+
+    def read(self, fragment: int) -> Arrays:
+        """Read-only views of the fragment's arrays."""
+        return [np.asarray(self._params[i]) for i in self._layout.fragments[fragment]]
+
+
+class LmTrainer:
+    """One learner's replica on one CPU thread."""
+
+    def __init__(
+        self,
+        params: DilocoParams,
+        learner: int,
+        seed: int,
+        *,
+        life: int = 1,
+        cache_dir: str = "",
+    ) -> None:
+        began_ns = time.monotonic_ns()
+        self._jax = compiled.start_jax(cache_dir)
+        self.import_ns = time.monotonic_ns() - began_ns
+        """What importing JAX took."""
+        self.compile_ns = 0
+        """What :meth:`warm` took: loading or compiling the step and running it once."""
+        self.program: compiled.Program | None = None
+        self.layout = Layout.of(tensors(params), params.fragments)
+        self._settings = params
+        self._batch = params.batch_of(learner)
+        self._cache_dir = cache_dir
+        self._shard = data.open_source(params, seed).shard(learner, life)
+        self._step = 0
+        self._fresh = 0
+        """Steps that the moments have seen."""
+        self._params: list[Any] = []
+        self._first: list[Any] = []
+        self._second: list[Any] = []
+
+    def warm(self) -> None:
+        """Make the step ready, from the cache if it is there, and run it once on nothing."""
+        if self.program is not None:
+            return
+        began_ns = time.monotonic_ns()
+        self.program = step_program(self._settings, self._batch, self._cache_dir)
+        zeros = [np.zeros(t.shape, np.float32) for t in self.layout.tensors]
+        records = np.zeros((self._batch, self._settings.sequence + 1), np.uint8)
+        arrays = self._put(zeros)
+        result = self._run(arrays, self._put(zeros), self._put(zeros), 0, 0.0, records)
+        self._jax.block_until_ready(result)
+        self.compile_ns = time.monotonic_ns() - began_ns
+
+    def load(self, fragments: Sequence[Arrays], step: int = 0) -> None:
+        """See ``Trainer.load``."""
+        arrays = self.layout.join(fragments)
+        self._params = self._put(arrays)
+        self._first = self._put([np.zeros_like(a) for a in arrays])
+        self._second = self._put([np.zeros_like(a) for a in arrays])
+        self._step, self._fresh = step, 0
+
+    def step(self) -> Trained:
+        """See ``Trainer.step``."""
+        if not self._params:
+            raise RuntimeError("a step was asked for before any parameters were loaded")
+        self.warm()
+        records = self._shard.records(self._step * self._batch, self._batch)
+        rate = learning_rate(self._settings, self._step + 1, self._fresh + 1)
+        result = self._run(self._params, self._first, self._second, self._fresh, rate, records)
+        # Errors of the computation surface here, before any of the state is replaced.
+        self._params, self._first, self._second, loss = self._jax.block_until_ready(result)
+        self._step += 1
+        self._fresh += 1
+        return Trained(self._batch * self._settings.sequence, float(loss))
+
+    def write(self, fragment: int, arrays: Arrays) -> None:
+        """See ``Trainer.write``; earlier snapshots keep their values."""
+        params = list(self._params)
+        members = self.layout.fragments[fragment]
+        for index, array in zip(members, self._put(arrays), strict=True):
+            if array.shape != params[index].shape:
+                name = self.layout.tensors[index].name
+                raise ValueError(f"{name} has shape {params[index].shape}, got {array.shape}")
+            params[index] = array
+        self._params = params
+
+    def snapshot(self) -> LmSnapshot:
+        """See ``Trainer.snapshot``; copies nothing."""
+        return LmSnapshot(self.layout, self._params)
+
+    def digests(self) -> Mapping[str, str]:
+        """See ``Trainer.digests``; ``learning_rate`` is that of the next step."""
+        return {
+            "params": codec.digest([np.asarray(p) for p in self._params]),
+            "moments": codec.digest([np.asarray(m) for m in [*self._first, *self._second]]),
+            "step": f"{self._step} ({self._fresh} with these moments)",
+            "learning_rate": repr(learning_rate(self._settings, self._step + 1, self._fresh + 1)),
+        }
+
+    def _put(self, arrays: Arrays) -> list[Any]:
+        # A copy of our own: JAX may use an aligned host buffer in place of copying it.
+        return [self._jax.device_put(np.array(a, np.float32, order="C")) for a in arrays]
+
+    def _run(
+        self,
+        params: list[Any],
+        first: list[Any],
+        second: list[Any],
+        fresh: int,
+        rate: float,
+        records: data.Records,
+    ) -> Any:
+        assert self.program is not None
+        decay = np.float32(self._settings.weight_decay)
+        return self.program.call(
+            params, first, second, np.int32(fresh), np.float32(rate), decay, records
+        )
+
+
+# --- compiled programs --------------------------------------------------------------------------
+
+
+def step_program(params: DilocoParams, batch: int, cache_dir: str = "") -> compiled.Program:
+    """The inner step for ``batch`` sequences (see ``targets.diloco.training.inner_step``)."""
+    arch = SIZES[params.model]
+    leaves, records, scalar, count = _shapes(arch, batch, params.sequence)
+
+    def make() -> Any:
+        from targets.diloco.training import inner_step
+
+        return inner_step(arch)
+
+    return compiled.obtain(
+        f"step-{params.model}",
+        make,
+        (leaves, leaves, leaves, count, scalar, scalar, records),
+        (leaves, leaves, leaves, scalar),
+        parts=_parts(arch),
+        cache_dir=cache_dir,
+    )
+
+
+def _shapes(arch: Architecture, batch: int, sequence: int) -> tuple[list[Any], Any, Any, Any]:
+    import jax
+
+    def shape(dims: tuple[int, ...], dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct(dims, dtype)
+
+    leaves = [shape(t.shape, np.float32) for t in architecture.tensors(arch)]
+    records = shape((batch, sequence + 1), np.uint8)
+    return leaves, records, shape((), np.float32), shape((), np.int32)
+
+
+def _parts(arch: Architecture) -> dict[str, str]:
+    """Everything of ours that the programs are made from."""
+    parts = {"architecture": repr(arch)}
+    for module in _SOURCES:
+        spec = find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        parts[module] = hashlib.blake2b(Path(spec.origin).read_bytes()).hexdigest()
+    from importlib.metadata import version
+
+    return parts | {package: version(package) for package in ("flax", "optax")}
+
+
+# --- quality ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good parameters are on text that no learner trained on."""
+
+    loss: float
+    """Mean cross-entropy in nats per byte."""
+    accuracy: float
+    """Share of next bytes that were the model's likeliest one."""
+    floor: float | None
+    """Entropy rate of the data in nats per byte, when it is known."""
+    tokens: int
+
+
+def evaluate(
+    params: DilocoParams, arrays: Arrays, seed: int, *, records: int = 512, cache_dir: str = ""
+) -> Quality:
+    """Quality of ``arrays`` (all tensors, in order) on up to ``records`` held-out records.
+
+    Raises ``data.DataError`` for unusable text. The same arguments give the same numbers.
+    """
+    jax = compiled.start_jax(cache_dir)
+    arch = SIZES[params.model]
+    source = data.open_source(params, seed)
+    held_out = source.held_out(records)
+    batch = min(32, len(held_out))
+    leaves, shape, _, _ = _shapes(arch, batch, params.sequence)
+
+    def make() -> Any:
+        from targets.diloco.training import evaluation
+
+        return evaluation(arch)
+
+    program = compiled.obtain(
+        f"evaluate-{params.model}",
+        make,
+        (leaves, shape),
+        jax.ShapeDtypeStruct((2,), np.float32),
+        parts=_parts(arch),
+        cache_dir=cache_dir,
+    )
+    device = [jax.device_put(np.array(a, np.float32, order="C")) for a in arrays]
+    # Whole batches only, so that one compiled shape serves; the rest of a batch is left out.
+    batches = [held_out[i : i + batch] for i in range(0, len(held_out) - batch + 1, batch)]
+    sums = [np.asarray(program.call(device, part), np.float64) for part in batches]
+    nats, hits = np.sum(sums, axis=0)
+    tokens = len(batches) * batch * params.sequence
+    return Quality(float(nats / tokens), float(hits / tokens), source.floor, tokens)
