@@ -1,0 +1,477 @@
+"""The learner's protocol: Algorithm 1 of the paper as a state machine without I/O.
+
+    no state ──all P fragments──> LoadAll ──> Joined ──> TrainStep, TrainStep, TrainStep, ...
+       │  hello, welcome             between two steps: Adopt every fragment that came meanwhile
+       └── link lost: start over     after every step: Report; at any time: Pull -> Read -> Push
+
+Rules of this file:
+
+* A learner never trains on parameters of its own making: the first ones come from the syncer.
+* Training never waits for a link or for the syncer, unless ``blocking``: then, after local step
+  s, it waits until it has the merge of the fragment that is due at global step s. In that mode
+  local steps are counted as global ones: a newcomer starts at the syncer's last closed step.
+* Jobs of lane "main" (steps, adopting) are queued in the order in which they apply. Counters
+  change when a job is done, in the critical section in which the driver publishes the snapshot
+  after it; a Read uses the snapshot, and the push the counters, of the instant of the pull.
+* Every wait on the syncer has a deadline: for its welcome, for each next part of the state, and
+  the silence bound. Passing one gives the link up; the driver connects anew with backoff.
+
+The drivers write UnitStarted and UnitReady; everything else a learner has to say is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from harness.events import (
+    Adopted,
+    Heard,
+    Joined,
+    LinkDown,
+    LinkUp,
+    Step,
+    UnitEnded,
+    UnitNote,
+    Waited,
+)
+from targets.base import (
+    Connected,
+    Disconnect,
+    Disconnected,
+    Effect,
+    Input,
+    Note,
+    Received,
+    Send,
+    Started,
+    Stop,
+    StopAsked,
+    Tick,
+    Work,
+    WorkDone,
+    WorkFailed,
+)
+from targets.diloco.fragments import schedule
+from targets.diloco.liveness import NEVER, Link
+from targets.diloco.messages import (
+    Adopt,
+    Fragment,
+    Heartbeat,
+    Hello,
+    LoadAll,
+    Loaded,
+    Payload,
+    Pull,
+    Push,
+    Read,
+    Refused,
+    Report,
+    StepResult,
+    TrainStep,
+    Welcome,
+)
+from targets.diloco.params import DilocoParams
+from targets.diloco.vector import VectorClock
+
+STATE_NS = 30_000_000_000
+"""How long a newcomer waits for the next fragment of its state; slow links need their time."""
+
+WAITED_EVERY_NS = 1_000_000_000
+"""A long wait is journalled in pieces, so that a unit killed in it loses at most one."""
+
+STOP_NS_MAX = 500_000_000
+"""How long a stop may be put off to answer pulls."""
+
+NOTHING = Payload(dtype="f32", nbytes=0, digest="")
+"""Answers a pull of a fragment that was adopted after the last step."""
+
+
+class Learner:
+    """Node of one learner. ``layout`` is the digest of its parameter layout (see Hello)."""
+
+    def __init__(
+        self, name: str, params: DilocoParams, syncer: str = "syncer", layout: str = ""
+    ) -> None:
+        self.name = name
+        self.params = params
+        self.syncer = syncer
+        self.layout = layout
+        self.step = 0
+        """Local steps completed: t_m."""
+        self.joined = False
+        self.versions = [0] * params.fragments
+        """Version of each fragment that the parameters (will, once loaded) build on."""
+        self.committed = [0] * params.fragments
+        self.since = [0] * params.fragments
+        """Local step at which each fragment was adopted; its counters run from there."""
+        self._tokens = 0
+        self._tokens_at = [0] * params.fragments
+        self._known = [0] * params.fragments
+        """Newest version received, adopted or not."""
+        self._awaited = [0] * params.fragments
+        """Global step of the newest version received."""
+        self._clock = VectorClock()
+        self._link = Link(syncer, params)
+        self._welcomed = False
+        self._answer_by = NEVER
+        self._incoming: dict[int, Fragment] = {}
+        self._loading: tuple[Fragment, ...] = ()
+        self._pending: dict[int, Fragment] = {}
+        self._adopting: list[Fragment] = []
+        self._reads: dict[int, Push] = {}
+        """Request to the push that lacks only its payload."""
+        self._report: Report | None = None
+        self._stepping = False
+        self._waiting_since: int | None = None
+        self._stop_by: int | None = None
+        self._stopped = False
+        self._schedule = schedule(params.fragments, params.sync_every)
+        self._incarnation = 0
+        self._now = 0
+        self._out: list[Effect] = []
+        self._on_input: dict[type[Any], Callable[[Any], None]] = {
+            Started: self._started,
+            Connected: self._connected,
+            Disconnected: self._disconnected,
+            Received: self._received,
+            WorkDone: self._work_done,
+            WorkFailed: self._work_failed,
+            Tick: self._tick,
+            StopAsked: self._stop_asked,
+        }
+        self._on_message: dict[type[Any], Callable[[Any], None]] = {
+            Welcome: self._welcome,
+            Pull: self._pull,
+            Fragment: self._fragment,
+            Heartbeat: self._heartbeat,
+            Refused: self._refused,
+        }
+        self._on_result: dict[type[Any], Callable[[Any, Any], None]] = {
+            TrainStep: self._trained,
+            Adopt: self._adopted,
+            LoadAll: self._loaded,
+            Read: self._read,
+        }
+
+    # --- the Node interface ---------------------------------------------------------------------
+
+    def handle(self, event: Input, now_ns: int) -> list[Effect]:
+        """React to one input; see ``targets.base.Node``."""
+        self._now = now_ns
+        out: list[Effect] = []
+        self._out = out
+        if not self._stopped:
+            self._on_input[type(event)](event)
+        return out
+
+    def deadline_ns(self) -> int | None:
+        """The earliest of: the link's next look, an awaited answer, a stop, a piece of waiting."""
+        if self._stopped:
+            return None
+        due = min(self._link.due_ns(), self._answer_by)
+        if self._stop_by is not None:
+            due = min(due, self._stop_by)
+        if self._waiting_since is not None:
+            due = min(due, self._waiting_since + WAITED_EVERY_NS)
+        return None if due >= NEVER else due
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def _started(self, event: Started) -> None:
+        self._incarnation = event.incarnation
+
+    def _stop_asked(self, event: StopAsked) -> None:
+        self._stop_by = self._now + min(event.grace_ns // 2, STOP_NS_MAX)
+        self._stop_when_answered()
+
+    def _stop_when_answered(self) -> None:
+        if self._stop_by is not None and (not self._reads or self._now >= self._stop_by):
+            left = f", {len(self._reads)} pulls unanswered" if self._reads else ""
+            self._end(f"asked to stop{left}", code=0)
+
+    def _end(self, why: str, code: int) -> None:
+        self._note_waiting("stopped while waiting")
+        self._note(UnitEnded, why=why)
+        self._out.append(Stop(why, code))
+        self._stopped = True
+
+    def _tick(self, event: Tick) -> None:
+        verdict, why = self._link.check(self._now)
+        if verdict == "silent":
+            self._give_up(why)
+        elif self._now >= self._answer_by:
+            what = "the rest of the state" if self._welcomed else "a welcome"
+            self._give_up(f"{self.syncer} did not send {what} in time")
+        elif verdict == "speak":
+            nonce = self._link.probe(self._now)
+            self._send(Heartbeat(nonce, False, self._clock.read()))
+        since = self._waiting_since
+        if since is not None and self._now - since >= WAITED_EVERY_NS:
+            self._note_waiting("still waiting")
+            self._waiting_since = self._now
+        self._stop_when_answered()
+
+    # --- the link -------------------------------------------------------------------------------
+
+    def _connected(self, event: Connected) -> None:
+        if self._link.up:
+            self._lose("replaced by a new connection")
+        self._link.opened(self._now)
+        self._answer_by = self._now + self.params.silence_ms_max * 1_000_000
+        held = self.joined or bool(self._loading)
+        self._send(
+            Hello(
+                incarnation=self._incarnation,
+                layout=self.layout,
+                step=self.step,
+                versions=tuple(self._known) if held else None,
+                clock=self._clock.read(),
+            )
+        )
+
+    def _disconnected(self, event: Disconnected) -> None:
+        if self._link.up:
+            self._lose(event.why)
+
+    def _give_up(self, why: str) -> None:
+        self._out.append(Disconnect(self.syncer, why))
+        self._lose(why)
+
+    def _lose(self, why: str) -> None:
+        """The connection is gone: nobody awaits our answers, and half a state is none."""
+        if self._welcomed:
+            self._note(LinkDown, peer=self.syncer, why=why)
+        self._link.up = False
+        self._welcomed = False
+        self._answer_by = NEVER
+        self._reads.clear()
+        self._incoming.clear()
+        self._stop_when_answered()
+
+    def _send(self, message: Any) -> None:
+        self._link.sent_ns = self._now
+        self._out.append(Send(self.syncer, message))
+
+    def _note(self, kind: Callable[..., Any], **fields: Any) -> None:
+        self._out.append(
+            Note(kind(t_ns=self._now, unit=self.name, incarnation=self._incarnation, **fields))
+        )
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _received(self, event: Received) -> None:
+        if event.sender != self.syncer or not self._link.up:
+            return  # of a connection that was given up
+        self._link.heard_ns = self._now
+        message = event.message
+        self._clock.merge(message.clock)
+        handler = self._on_message.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    def _heartbeat(self, message: Heartbeat) -> None:
+        if not message.echo:
+            self._send(Heartbeat(message.nonce, True, self._clock.read()))
+            return
+        rtt = self._link.echoed(message.nonce, self._now)
+        if rtt is not None:
+            self._note(Heard, peer=self.syncer, rtt_ns=rtt)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        self._note(LinkUp, peer=self.syncer)
+        self._welcomed = True
+        self._answer_by = NEVER
+        if welcome.send_state:
+            self._answer_by = self._now + STATE_NS
+        elif self._waiting_since is not None and self._report is not None:
+            self._send(self._report)  # the one sent before may have died with the old link
+
+    def _refused(self, message: Refused) -> None:
+        self._end(f"{self.syncer} refused: {message.why}", code=1)
+
+    def _pull(self, pull: Pull) -> None:
+        """Answer from what the learner holds now; with an empty push when there is no step."""
+        p = pull.fragment
+        if not self.joined or pull.request in self._reads:
+            return
+        push = Push(
+            incarnation=self._incarnation,
+            request=pull.request,
+            fragment=p,
+            since_step=self.since[p],
+            step=self.step,
+            c_steps=self.step - self.since[p],
+            c_tokens=self._tokens - self._tokens_at[p],
+            base_version=self.versions[p],
+            base_clock=self.committed[p],
+            payload=NOTHING,
+            clock=self._clock.read(),
+        )
+        if push.c_steps == 0:
+            self._send(push)
+            return
+        self._reads[pull.request] = push
+        self._out.append(Work(Read(p, pull.request), lane="io"))
+
+    def _fragment(self, fragment: Fragment) -> None:
+        p = fragment.fragment
+        if not (self.joined or self._loading):
+            self._incoming[p] = fragment
+            self._answer_by = self._now + STATE_NS
+            if len(self._incoming) == self.params.fragments:
+                self._load()
+        elif fragment.version > self._known[p]:
+            self._expect(fragment)
+            self._pending[p] = fragment
+            if self.joined and not self._stepping:
+                self._go_on()
+
+    def _expect(self, fragment: Fragment) -> None:
+        self._known[fragment.fragment] = fragment.version
+        self._awaited[fragment.fragment] = fragment.committed
+
+    def _load(self) -> None:
+        self._answer_by = NEVER
+        self._loading = tuple(f for _, f in sorted(self._incoming.items()))
+        self._incoming.clear()
+        for fragment in self._loading:
+            self._expect(fragment)
+        self._out.append(Work(LoadAll(tuple(f.payload for f in self._loading))))
+
+    # --- work -----------------------------------------------------------------------------------
+
+    def _work_done(self, event: WorkDone) -> None:
+        self._on_result[type(event.job)](event.job, event.result)
+
+    def _loaded(self, job: LoadAll, result: Loaded) -> None:
+        state, self._loading = self._loading, ()
+        closed = max(f.clock.get(self.syncer, 0) for f in state)
+        self.joined = True
+        self.step = closed if self.params.blocking else 0
+        for f in state:
+            self._restart_counters(f)
+        stamp = max(self.committed)
+        self._note(
+            Joined,
+            source="syncer" if stamp else "initial",
+            clock=stamp,
+            step=self.step,
+            inner="fresh",
+            digests=result.digests,
+            nbytes=sum(f.payload.nbytes for f in state),
+        )
+        self._go_on()
+
+    def _restart_counters(self, f: Fragment) -> None:
+        p = f.fragment
+        self.versions[p] = f.version
+        self.committed[p] = f.committed
+        self.since[p] = self.step
+        self._tokens_at[p] = self._tokens
+
+    def _go_on(self) -> None:
+        """The main lane is free: adopt what came, then step, or wait where that is the rule."""
+        for fragment in self._pending.values():
+            self._adopting.append(fragment)
+            job = Adopt(fragment.fragment, fragment.version, fragment.payload)
+            self._out.append(Work(job))
+        self._pending.clear()
+        if self._stop_by is not None:
+            return
+        if self.params.blocking and not self._may_pass():
+            if self._waiting_since is None:
+                self._waiting_since = self._now
+            return
+        self._note_waiting("the merge came")
+        self._stepping = True
+        self._out.append(Work(TrainStep(self.step + 1)))
+
+    def _may_pass(self) -> bool:
+        """Whether the merge that is due at this step is here (at the start nothing is)."""
+        fragment = self._schedule[self.step % self.params.sync_every]
+        if fragment is None or self._report is None:
+            return True
+        return self._awaited[fragment] >= self.step
+
+    def _note_waiting(self, how: str) -> None:
+        if self._waiting_since is not None:
+            self._note(
+                Waited,
+                began_at_ns=self._waiting_since,
+                why=f"for the merge due at step {self.step}: {how}",
+            )
+            self._waiting_since = None
+
+    def _trained(self, job: TrainStep, result: StepResult) -> None:
+        self._stepping = False
+        self.step = job.step
+        self._tokens += result.tokens
+        self._clock.advance(self.name, job.step)
+        self._note(
+            Step,
+            step=job.step,
+            began_at_ns=result.began_at_ns,
+            tokens=result.tokens,
+            compute_ns=result.compute_ns,
+            nominal_ns=result.nominal_ns,
+            clock=self._clock.of(self.syncer),
+            loss=result.loss,
+        )
+        self._report = Report(
+            incarnation=self._incarnation,
+            step=job.step,
+            c_steps=tuple([job.step - since for since in self.since]),
+            c_tokens=tuple([self._tokens - at for at in self._tokens_at]),
+            step_ns=self._now - result.began_at_ns,
+            clock=self._clock.read(),
+        )
+        if self._welcomed:
+            self._send(self._report)
+        self._go_on()
+
+    def _adopted(self, job: Adopt, result: Any) -> None:
+        fragment = self._adopting.pop(0)
+        self._restart_counters(fragment)
+        self._note(
+            Adopted,
+            fragment=fragment.fragment,
+            version=fragment.version,
+            clock=fragment.committed,
+            step=self.step,
+        )
+
+    def _read(self, job: Read, payload: Payload) -> None:
+        push = self._reads.pop(job.request, None)
+        if push is not None:  # else the link it was for is gone
+            self._send(_filled(push, payload))
+        self._stop_when_answered()
+
+    def _work_failed(self, event: WorkFailed) -> None:
+        job = event.job
+        if isinstance(job, Read):
+            self._reads.pop(job.request, None)  # the syncer's own deadline passes
+            self._note(UnitNote, what="read-failed", detail=event.why)
+            self._stop_when_answered()
+        elif isinstance(job, Adopt):
+            fragment = self._adopting.pop(0)
+            detail = f"fragment {fragment.fragment} version {fragment.version}: {event.why}"
+            self._note(UnitNote, what="adopt-failed", detail=detail)
+        else:
+            self._end(f"{type(job).__name__} failed: {event.why}", code=1)
+
+
+def _filled(push: Push, payload: Payload) -> Push:
+    return Push(
+        push.incarnation,
+        push.request,
+        push.fragment,
+        push.since_step,
+        push.step,
+        push.c_steps,
+        push.c_tokens,
+        push.base_version,
+        push.base_clock,
+        payload,
+        push.clock,
+    )

@@ -1,0 +1,684 @@
+"""The syncer's protocol: Algorithm 2 of the paper as a state machine without I/O.
+
+    COLLECT ──quorum──> GRACE ──window over, or everybody in──┐
+       ^  ^                                                   │
+       │  └──────────── no fragment due: step t+1 ────────────┤
+       │                                                      v
+       ├──── fewer than K usable: same step ──────────────── PULL
+       │                                                      │ all answered, or pull_ms_max
+       └──── committed: step t+1 <──────── MERGE <────────────┘
+
+Rules of this file:
+
+* A learner is *fresh* in step t when it reported since the collection of step t-1 closed. With
+  ``blocking`` a learner that is already at or past t counts too, because it may be waiting.
+* Whatever was waited for from a learner has a deadline: the grace window, the pull, and the
+  silence bound of its link. COLLECT has none of its own: it waits for learners, each of which
+  is watched for silence. Jobs of our own worker always end in WorkDone or WorkFailed.
+* A version is saved before it is sent, sent before it is journalled.
+* The learner's life (incarnation) fences off contributions of earlier lives;
+  ``merged_through`` fences off steps that were merged but whose broadcast the learner missed.
+  A learner whose push is refused as duplicate or stale gets the committed fragment, so that it
+  cannot be refused for ever; so does one that comes back without the outcome of its own part.
+* Learners are walked in name order; nothing iterates over a set.
+
+The drivers write UnitStarted and UnitReady; everything else a syncer has to say is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from harness.events import (
+    Contribution,
+    Heard,
+    LinkDown,
+    LinkUp,
+    Merged,
+    UnitEnded,
+    UnitNote,
+    UpdateRefused,
+)
+from targets.base import (
+    Connected,
+    Disconnect,
+    Disconnected,
+    Effect,
+    Input,
+    Note,
+    Received,
+    Save,
+    Send,
+    Started,
+    Stop,
+    StopAsked,
+    Tick,
+    Work,
+    WorkDone,
+    WorkFailed,
+)
+from targets.diloco.admission import Expected, admit, quorum, refusal
+from targets.diloco.fragments import schedule
+from targets.diloco.grace import Pace, window
+from targets.diloco.liveness import NEVER
+from targets.diloco.messages import (
+    AllFragments,
+    Fragment,
+    Heartbeat,
+    Hello,
+    Merge,
+    MergeInput,
+    MergeResult,
+    Pull,
+    Push,
+    ReadAll,
+    Refused,
+    Report,
+    Welcome,
+)
+from targets.diloco.params import DilocoParams
+from targets.diloco.roster import Peer, Roster
+from targets.diloco.vector import VectorClock
+from targets.diloco.weighting import weight
+
+NO_FRAGMENT = -1
+"""The ``fragment`` of a refusal that concerns a learner as a whole."""
+
+
+class Phase(Enum):
+    """Where the open step stands."""
+
+    COLLECT = "collect"
+    GRACE = "grace"
+    PULL = "pull"
+    MERGE = "merge"
+
+
+class Syncer:
+    """Node of the syncer. ``learners`` are the names it works with, ``layout`` the digest that
+    every Hello must carry; ``elements`` (parameters per fragment) lets it refuse pushes of the
+    wrong size before a worker sees them."""
+
+    def __init__(
+        self,
+        name: str,
+        params: DilocoParams,
+        learners: Sequence[str],
+        layout: str,
+        elements: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self.params = params
+        self.layout = layout
+        self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Set by the driver: bytes (received, sent) by this life so far."""
+        self.roster = Roster(learners, params)
+        self.step = 1
+        """The open global step t."""
+        self.phase = Phase.COLLECT
+        self.versions = [0] * params.fragments
+        self.committed = [0] * params.fragments
+        """The step at which each version was committed."""
+        self.pace = Pace(params.ema_alpha, params.tau)
+        self._elements = tuple(elements)
+        self._schedule = schedule(params.fragments, params.sync_every)
+        self._clock = VectorClock()
+        self._incarnation = 0
+        self._now = 0
+        self._out: list[Effect] = []
+        self._links_due = NEVER
+        self._stopped = False
+        # The open step: when it opened, when this attempt did, when the grace window is over.
+        self._opened = self._attempt = self._not_before = 0
+        self._quorum_at = self._grace_until = self._grace_limit = 0
+        self._closed = 0
+        self._why = ""
+        # The attempt's pull: who was asked and has not answered, whose push was admitted.
+        self._request = 0
+        self._fragment = 0
+        self._pull_until = NEVER
+        self._pending: dict[str, Peer] = {}
+        self._admitted: dict[str, tuple[Push, int]] = {}
+        self._answered: dict[str, Peer] = {}
+        self._excluded: dict[str, str] = {}
+        self._job: Merge | None = None
+        self._on_input: dict[type[Any], Callable[[Any], None]] = {
+            Started: self._started,
+            Connected: self._connected,
+            Disconnected: self._disconnected,
+            Received: self._received,
+            WorkDone: self._work_done,
+            WorkFailed: self._work_failed,
+            Tick: self._tick,
+            StopAsked: self._stop_asked,
+        }
+        self._on_message: dict[type[Any], Callable[[Peer, Any], None]] = {
+            Report: self._report,
+            Push: self._push,
+        }
+
+    # --- the Node interface ---------------------------------------------------------------------
+
+    def handle(self, event: Input, now_ns: int) -> list[Effect]:
+        """React to one input; see ``targets.base.Node``."""
+        self._now = now_ns
+        out: list[Effect] = []
+        self._out = out
+        if not self._stopped:
+            self._on_input[type(event)](event)
+        return out
+
+    def deadline_ns(self) -> int | None:
+        """The earliest of: a link's next look, the grace window's end, the pull's end."""
+        if self._stopped:
+            return None
+        due = self._links_due
+        if self.phase is Phase.PULL:
+            due = min(due, self._pull_until)
+        elif self.phase is Phase.GRACE:
+            due = min(due, self._grace_until)
+        elif self.phase is Phase.COLLECT and self._not_before > self._now:
+            due = min(due, self._not_before)
+        return None if due >= NEVER else due
+
+    def pending(self) -> str:
+        """What the open step is waiting for, as a sentence."""
+        if self.phase is Phase.PULL:
+            names = ", ".join(self._pending)
+            return f"step {self.step} waits for fragment {self._fragment} from {names}"
+        if self.phase is Phase.MERGE:
+            return f"step {self.step} waits for the merge of fragment {self._fragment}"
+        training = self.roster.training()
+        reached, why = quorum(self.roster.fresh(), training, self.params.quorum, self.step)
+        return f"{why}; the grace window is open" if reached else why
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def _started(self, event: Started) -> None:
+        self._incarnation = event.incarnation
+        self._request = event.incarnation << 32  # never an id of an earlier life
+        for fragment in range(self.params.fragments):
+            saved = event.saved.get(f"fragment/{fragment}")
+            if saved is not None:
+                self._resume(fragment, saved)
+        self._open(max(self.committed) + 1)
+        self._attempt = self._opened
+
+    def _resume(self, fragment: int, saved: dict[str, Any]) -> None:
+        self.versions[fragment] = saved["version"]
+        self.committed[fragment] = saved["clock"]
+        for name, (incarnation, through, version) in saved["merged"].items():
+            peer = self.roster.by_name.get(name)
+            if peer is None or incarnation < peer.incarnation:
+                continue
+            if incarnation > peer.incarnation:
+                peer.begin_life(incarnation)
+            peer.merged_through[fragment] = through
+            peer.contributed[fragment] = version
+
+    def _stop_asked(self, event: StopAsked) -> None:
+        # What was committed is saved and a merge under way was promised to nobody.
+        self._stopped = True
+        self._note(UnitEnded, why="asked to stop")
+        self._out.append(Stop("asked to stop"))
+
+    def _tick(self, event: Tick) -> None:
+        if self._now >= self._links_due:
+            self._look_at_links()
+        if self.phase is Phase.PULL and self._now >= self._pull_until:
+            for name in self._pending:
+                self._excluded[name] = f"late: no push within {self.params.pull_ms_max} ms"
+            self._pending.clear()
+            self._settle()
+        self._advance()
+
+    # --- links ----------------------------------------------------------------------------------
+
+    def _connected(self, event: Connected) -> None:
+        peer = self.roster.by_name.get(event.peer)
+        if peer is None:
+            return  # its Hello gets the refusal, with the reason
+        if peer.link.up:
+            self._lose(peer, "replaced by a new connection")
+        peer.link.opened(self._now)
+        peer.away = "no hello yet"
+        self._links_due = min(self._links_due, peer.link.due_ns())
+        self._advance()
+
+    def _disconnected(self, event: Disconnected) -> None:
+        peer = self.roster.by_name.get(event.peer)
+        if peer is not None and peer.link.up:
+            self._lose(peer, event.why)
+            self._advance()
+
+    def _lose(self, peer: Peer, why: str) -> None:
+        """Everything that was hoped for from this connection is off."""
+        if peer.greeted:
+            self._note(LinkDown, peer=peer.name, why=why)
+        peer.end_session(f"no link: {why}")
+        if self._pending.pop(peer.name, None) is not None:
+            self._excluded[peer.name] = f"link lost while its fragment was pulled: {why}"
+            if not self._pending:
+                self._settle()
+
+    def _look_at_links(self) -> None:
+        for peer in self.roster.peers:
+            verdict, why = peer.link.check(self._now)
+            if verdict == "silent":
+                self._out.append(Disconnect(peer.name, why))
+                self._lose(peer, why)
+            elif verdict == "speak":
+                nonce = peer.link.probe(self._now)
+                self._send(peer, Heartbeat(nonce, False, self._clock.read()))
+        self._links_due = self.roster.due_ns()
+
+    def _send(self, peer: Peer, message: Any) -> None:
+        peer.link.sent_ns = self._now
+        self._out.append(Send(peer.name, message))
+
+    def _note(self, kind: Callable[..., Any], **fields: Any) -> None:
+        self._out.append(
+            Note(kind(t_ns=self._now, unit=self.name, incarnation=self._incarnation, **fields))
+        )
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _received(self, event: Received) -> None:
+        message = event.message
+        kind = type(message)
+        peer = self.roster.by_name.get(event.sender)
+        if peer is None:
+            if kind is Hello:
+                self._turn_away(event.sender, message, "fenced: not a learner of this run")
+            return
+        peer.link.heard_ns = self._now
+        self._clock.merge(message.clock)
+        if kind is Heartbeat:
+            self._heartbeat(peer, message)
+        elif kind is Hello:
+            self._hello(peer, message)
+        elif peer.greeted:
+            handler = self._on_message.get(kind)
+            if handler is not None:
+                handler(peer, message)
+        elif kind is Push:
+            self._refuse(peer.name, message, f"fenced: no session with it ({peer.away})")
+
+    def _heartbeat(self, peer: Peer, message: Heartbeat) -> None:
+        if not peer.link.up:
+            return
+        if not message.echo:
+            self._send(peer, Heartbeat(message.nonce, True, self._clock.read()))
+            return
+        rtt = peer.link.echoed(message.nonce, self._now)
+        if rtt is not None:
+            self._note(Heard, peer=peer.name, rtt_ns=rtt)
+
+    def _hello(self, peer: Peer, hello: Hello) -> None:
+        if not peer.link.up:
+            return
+        if hello.layout != self.layout:
+            why = f"layout: parameter layout {hello.layout}, this run has {self.layout}"
+            self._turn_away(peer.name, hello, why)
+            return
+        if hello.incarnation < peer.incarnation:
+            why = f"fenced: life {hello.incarnation} is over, life {peer.incarnation} was here"
+            self._turn_away(peer.name, hello, why)
+            return
+        if hello.incarnation > peer.incarnation:
+            peer.begin_life(hello.incarnation)
+        if not peer.greeted:
+            self._note(LinkUp, peer=peer.name)
+        peer.greeted = True
+        peer.away = "joining"
+        newcomer = hello.versions is None
+        peer.training = not newcomer
+        peer.awaiting = newcomer
+        peer.wanted = set(range(self.params.fragments)) if newcomer else self._missed(peer, hello)
+        self._send(
+            peer,
+            Welcome(
+                incarnation=self._incarnation,
+                versions=tuple(self.versions),
+                send_state=newcomer,
+                donors=self.roster.donors(peer.name),
+                clock=self._clock.read(),
+            ),
+        )
+        if peer.wanted:
+            self._read_for(peer)
+
+    def _missed(self, peer: Peer, hello: Hello) -> set[int]:
+        """Fragments that a returning learner cannot do without: the outcome of its own part was
+        lost on the way, or it may be waiting for one."""
+        assert hello.versions is not None
+        ahead = [p for p, held in enumerate(hello.versions) if held > self.versions[p]]
+        if ahead:
+            self._note(
+                UnitNote,
+                what="history-lost",
+                detail=f"{peer.name} holds newer versions of fragments {ahead} than the syncer",
+            )
+        bar = self.versions if self.params.blocking else peer.contributed
+        return {p for p, held in enumerate(hello.versions) if held < bar[p]}
+
+    def _turn_away(self, name: str, hello: Hello, why: str) -> None:
+        self._out.append(Send(name, Refused(why, self._clock.read())))
+        self._note(
+            UpdateRefused,
+            sender=name,
+            sender_incarnation=hello.incarnation,
+            fragment=NO_FRAGMENT,
+            step=hello.step,
+            why=why,
+        )
+
+    def _read_for(self, peer: Peer) -> None:
+        if not peer.reading:
+            peer.reading += 1
+            self._out.append(Work(ReadAll(peer.name)))
+
+    def _report(self, peer: Peer, report: Report) -> None:
+        if report.incarnation != peer.incarnation or peer.awaiting:
+            return
+        peer.training = True
+        if report.step > peer.position:  # one sent again after a reconnect is no news
+            peer.position = report.step
+            self.pace.saw_step(report.step_ns)
+            peer.fresh = True
+            self._advance()
+        elif self.params.blocking and report.step >= self.step and not peer.fresh:
+            peer.fresh = True
+            self._advance()
+
+    # --- collecting -----------------------------------------------------------------------------
+
+    def _open(self, step: int) -> None:
+        self.step = step
+        self._clock.advance(self.name, step - 1)  # t itself is told once it is closed
+        self._opened = self._now
+        self._collect()
+
+    def _collect(self) -> None:
+        self.phase = Phase.COLLECT
+        self._attempt = self._now
+        if self.params.blocking:
+            for peer in self.roster.peers:
+                if peer.training and peer.position >= self.step:
+                    peer.fresh = True
+
+    def _advance(self) -> None:
+        """Move on from COLLECT and GRACE as far as the reports allow."""
+        while self.phase is Phase.COLLECT or self.phase is Phase.GRACE:
+            fresh = self.roster.fresh()
+            if fresh < self.params.quorum or self._now < self._not_before:
+                self.phase = Phase.COLLECT  # also out of a window whose learners went away
+                return
+            if self.phase is Phase.COLLECT:
+                self._quorum_reached()
+            training = self.roster.training()
+            if self._grace_limit == 0:
+                how = self._why
+            elif fresh >= training:
+                how = "grace ended early: everybody reported"
+            elif self._now >= self._grace_until:
+                how = f"{self._why}, used up"
+            else:
+                return
+            self._why = f"{quorum(fresh, training, self.params.quorum, self.step)[1]}; {how}"
+            self._close()
+
+    def _quorum_reached(self) -> None:
+        self._quorum_at = self._now
+        self.pace.saw_quorum(self._now - self._attempt)
+        if self.params.grace:
+            self._grace_limit, self._why = window(self.pace, self.params.grace_gamma)
+        else:
+            self._grace_limit, self._why = 0, "grace is off"
+        self._grace_until = self._now + self._grace_limit
+        self.phase = Phase.GRACE
+
+    def _close(self) -> None:
+        """The collection of step t is over: from here on reports count for step t+1."""
+        fragment = self._schedule[self.step % self.params.sync_every]
+        self._closed = self._now
+        if fragment is None:
+            for peer in self.roster.peers:
+                peer.fresh = False
+            self._open(self.step + 1)
+            return
+        self._fragment = fragment
+        self._request += 1
+        self._pull_until = self._now + self.params.pull_ms_max * 1_000_000
+        self._admitted = {}
+        self._answered = {}
+        self._excluded = {}
+        self._pending = {}
+        self.phase = Phase.PULL
+        pull = Pull(self._request, fragment, self._clock.read())
+        for peer in self.roster.peers:
+            if peer.fresh:
+                peer.fresh = False
+                self._pending[peer.name] = peer
+                self._send(peer, pull)
+            elif peer.training:
+                self._excluded[peer.name] = f"no report since step {self.step} opened"
+            else:
+                self._excluded[peer.name] = peer.away
+
+    # --- pulling and merging --------------------------------------------------------------------
+
+    def _push(self, peer: Peer, push: Push) -> None:
+        p = push.fragment
+        if push.request == self._request and peer.name in self._answered:
+            self._refuse(peer.name, push, f"duplicate: request {push.request} was answered before")
+            return
+        if self.phase is not Phase.PULL or push.request != self._request:
+            why = f"late: answers request {push.request}, which is closed"
+            if push.incarnation != peer.incarnation:
+                why = f"fenced: from life {push.incarnation}, the learner lives {peer.incarnation}"
+            self._refuse(peer.name, push, why)
+            return
+        if self._pending.pop(peer.name, None) is None:
+            self._refuse(peer.name, push, f"late: it was not asked in request {push.request}")
+            return
+        self._answered[peer.name] = peer
+        if push.incarnation == peer.incarnation and push.c_steps == 0:
+            self._excluded[peer.name] = f"no step since it adopted fragment {p}"
+        else:
+            self._judge(peer, push)
+        if not self._pending:
+            self._settle()
+            self._advance()
+
+    def _judge(self, peer: Peer, push: Push) -> None:
+        p = self._fragment
+        admitted, why = admit(
+            push,
+            Expected(
+                incarnation=peer.incarnation,
+                request=self._request,
+                fragment=p,
+                step=self.step,
+                version=self.versions[p],
+                committed=self.committed[p],
+                merged_through=peer.merged_through[p],
+                stale_limit=self.params.stale_limit,
+                elements=self._elements[p] if self._elements else None,
+            ),
+        )
+        if admitted:
+            self._admitted[peer.name] = (push, self._now - self._closed)
+            return
+        self._excluded[peer.name] = f"refused: {why}"
+        self._refuse(peer.name, push, why)
+        if why.startswith(("stale", "duplicate")):
+            peer.wanted.add(p)
+            self._read_for(peer)
+
+    def _refuse(self, sender: str, push: Push, why: str) -> None:
+        self._note(
+            UpdateRefused,
+            sender=sender,
+            sender_incarnation=push.incarnation,
+            fragment=push.fragment,
+            step=push.step,
+            why=why,
+        )
+
+    def _settle(self) -> None:
+        """Nobody is left to wait for: merge what came, or collect anew when it is too little."""
+        if len(self._admitted) < self.params.quorum:
+            self._retry("too few fragments came")
+            return
+        inputs = tuple(
+            MergeInput(name, weight(push.c_tokens, push.c_steps), push.payload)
+            for name, (push, _) in sorted(self._admitted.items())
+        )
+        p = self._fragment
+        self._job = Merge(self.step, p, self.versions[p] + 1, inputs)
+        self.phase = Phase.MERGE
+        self._out.append(Work(self._job))
+
+    def _retry(self, why: str) -> None:
+        """Collect for the same step again.
+
+        Only those whose fragment was good stay fresh: the others must report anew first, or
+        a refused learner would be asked again at once, for ever. Where learners wait for the
+        merge no new report will come, so there everybody is asked again after a pause.
+        """
+        detail = "; ".join(f"{name}: {said}" for name, said in sorted(self._excluded.items()))
+        self._note(UnitNote, what="collect-again", detail=f"step {self.step}: {why} ({detail})")
+        for name in self._admitted:
+            peer = self.roster.by_name[name]
+            peer.fresh = peer.fresh or peer.training
+        self._job = None
+        if self.params.blocking:
+            self._not_before = self._now + self.params.pull_ms_max * 1_000_000
+        self._collect()
+
+    def _work_done(self, event: WorkDone) -> None:
+        if isinstance(event.job, Merge):
+            if event.job is self._job:
+                self._merged(event.job, event.result)
+                self._advance()
+        elif isinstance(event.job, ReadAll):
+            self._send_state(event.job, event.result)
+
+    def _work_failed(self, event: WorkFailed) -> None:
+        if isinstance(event.job, Merge):
+            self._note(UnitNote, what="merge-failed", detail=event.why)
+            for name in self._admitted:
+                self._excluded[name] = f"the merge failed: {event.why}"
+            self._admitted = {}
+            self._retry("the merge failed")
+            self._advance()
+            return
+        peer = self.roster.by_name[event.job.peer]
+        peer.reading = 0
+        self._note(UnitNote, what="read-failed", detail=f"for {peer.name}: {event.why}")
+        if peer.awaiting:  # it would wait in vain; a new connection tries again
+            why = f"its state could not be read: {event.why}"
+            self._out.append(Disconnect(peer.name, why))
+            self._lose(peer, why)
+            self._advance()
+
+    def _merged(self, job: Merge, result: MergeResult) -> None:
+        for name, why in sorted(result.poisoned.items()):
+            push, _ = self._admitted.pop(name)
+            reason = refusal(why)
+            self._excluded[name] = f"refused: {reason}"
+            self._refuse(name, push, reason)
+        if result.payload is None:
+            self._retry("too few fragments were sound")
+            return
+        p = job.fragment
+        contributions = self._commit(job)
+        self._clock.advance(self.name, job.clock)
+        self._out.append(Save(f"fragment/{p}", self._durable(p, result.digest)))
+        message = Fragment(p, job.version, job.clock, result.payload, self._clock.read())
+        for peer in self.roster.peers:
+            if peer.greeted and not peer.awaiting:
+                self._send(peer, message)
+        sync_ns = self._now - self._closed
+        self.pace.saw_sync(sync_ns)
+        received, sent = self.traffic()
+        self._note(
+            Merged,
+            clock=job.clock,
+            fragment=p,
+            version=job.version,
+            quorum=self.params.quorum,
+            contributions=contributions,
+            excluded=self._excluded,
+            reason=self._why,
+            quorum_ns=self._quorum_at - self._opened,
+            grace_ns=self._closed - self._quorum_at,
+            grace_limit_ns=self._grace_limit,
+            sync_ns=sync_ns,
+            digest=result.digest,
+            finite=result.finite,
+            rule=result.rule,
+            bytes_in=received,
+            bytes_out=sent,
+        )
+        self._job = None
+        self._open(job.clock + 1)
+
+    def _commit(self, job: Merge) -> tuple[Contribution, ...]:
+        p = job.fragment
+        self.versions[p] = job.version
+        self.committed[p] = job.clock
+        weights = {given.unit: given.weight for given in job.inputs}
+        contributions = []
+        for name, (push, pull_ns) in sorted(self._admitted.items()):
+            peer = self.roster.by_name[name]
+            if push.incarnation == peer.incarnation:  # else a newer life said hello meanwhile
+                peer.merged_through[p] = push.step
+                peer.contributed[p] = job.version
+            contributions.append(
+                Contribution(
+                    unit=name,
+                    incarnation=push.incarnation,
+                    since_step=push.since_step,
+                    step=push.step,
+                    c_steps=push.c_steps,
+                    c_tokens=push.c_tokens,
+                    weight=weights[name],
+                    base_version=push.base_version,
+                    base_clock=push.base_clock,
+                    pull_ns=pull_ns,
+                )
+            )
+        return tuple(contributions)
+
+    def _durable(self, fragment: int, digest: str) -> dict[str, Any]:
+        """What a later life needs to go on with this fragment; ``digest`` names the arrays,
+        which the worker keeps under the same version."""
+        return {
+            "clock": self.committed[fragment],
+            "version": self.versions[fragment],
+            "digest": digest,
+            "merged": {
+                peer.name: [
+                    peer.incarnation,
+                    peer.merged_through[fragment],
+                    peer.contributed[fragment],
+                ]
+                for peer in self.roster.peers
+            },
+        }
+
+    def _send_state(self, job: ReadAll, result: AllFragments) -> None:
+        peer = self.roster.by_name[job.peer]
+        peer.reading = 0
+        if not peer.greeted:
+            return
+        clock = self._clock.read()
+        for p in sorted(peer.wanted):
+            payload = result.payloads[p]
+            self._send(peer, Fragment(p, self.versions[p], self.committed[p], payload, clock))
+        peer.wanted.clear()
+        peer.awaiting = False
