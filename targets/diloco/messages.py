@@ -223,9 +223,14 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadAll:
-    """The syncer's current fragments, for a newcomer; ``peer`` says for whom."""
+    """The syncer's current fragments, for a newcomer; ``peer`` says for whom.
+
+    ``versions`` are the node's own; a worker that is ahead (the process died between the
+    worker's file and the node's ``Save``) steps back to them. Empty: whatever the worker holds.
+    """
 
     peer: str
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

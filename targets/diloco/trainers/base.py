@@ -72,13 +72,6 @@ class Layout:
         """Elements of each fragment."""
         return tuple(sum(self.tensors[i].elements for i in f) for f in self.fragments)
 
-    @cached_property
-    def embedding_fragments(self) -> frozenset[int]:
-        """Fragments that hold an embedding tensor; they are always averaged (paper D.2)."""
-        return frozenset(
-            p for p, f in enumerate(self.fragments) if any(self.tensors[i].embedding for i in f)
-        )
-
     def split(self, arrays: Sequence[Array]) -> list[Arrays]:
         """All tensors, in the order of ``tensors``, as one list per fragment (no copies)."""
         return [[arrays[i] for i in f] for f in self.fragments]

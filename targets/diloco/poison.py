@@ -1,0 +1,42 @@
+"""What a tuned learner does to the updates it pushes: the payload faults, on encoded fragments.
+
+``nan``, ``inf`` and ``scale`` are a learner that computes nonsense: the payload is well formed
+and its digest is right. ``bitflip`` and ``truncate`` are damage on the way: the digest is that of
+the sound payload. ``stale`` and ``duplicate`` are the protocol's affair and change no payload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from targets.diloco import codec
+from targets.diloco.messages import Payload
+
+SCALE = np.float32(1000.0)
+
+
+def poisoned(payload: Payload, update: str) -> Payload:
+    """``payload`` as a unit with that ``Tuning.update`` sends it. Element or byte in the middle.
+
+    Raises ``ValueError`` for an update of no known name.
+    """
+    if update in ("stale", "duplicate"):
+        return payload
+    if update in ("nan", "inf", "scale"):
+        size = codec.BYTES[payload.dtype]
+        flat = codec.decode(payload.data, payload.dtype, payload.nbytes // size).copy()
+        if update == "scale":
+            flat *= SCALE
+        else:
+            flat[flat.size // 2] = np.float32(update)
+        return codec.pack([flat], payload.dtype)
+    data = bytearray(payload.data)
+    if update == "bitflip":
+        data[len(data) // 2] ^= 0x10
+        return replace(payload, data=bytes(data))
+    if update == "truncate":
+        half = bytes(data[: len(data) // 2])
+        return replace(payload, data=half, nbytes=len(half))
+    raise ValueError(f"update {update!r} is none that a learner could make")

@@ -1,0 +1,123 @@
+"""The syncer's outer state on disk: one file per fragment and committed version.
+
+A file is written under a temporary name, synced, and renamed, so a version is either whole or
+not there. The version before the newest is kept until the next one: if the process dies after
+the file but before the node's own ``Save``, the node restarts one version back and still finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+Flat = NDArray[np.float32]
+
+KEPT = 2
+"""Versions of each fragment that stay on disk."""
+
+_NAME = re.compile(r"fragment-(\d+)-v(\d+)\.safetensors")
+
+
+class StateError(RuntimeError):
+    """Durable state that is missing, damaged or of another layout; says which file."""
+
+
+class Store(Protocol):
+    """Where a syncer keeps (theta, momentum) of each fragment's newest versions."""
+
+    def save(self, fragment: int, version: int, theta: Flat, buf: Flat) -> None:
+        """Make the version durable; versions beyond the newest ``KEPT`` go."""
+        ...
+
+    def load(self, fragment: int, version: int, elements: int) -> tuple[Flat, Flat]:
+        """Arrays of that version, the caller's to write to. Raises :class:`StateError`."""
+        ...
+
+    def versions(self, fragment: int) -> list[int]:
+        """Versions of the fragment that are kept, oldest first."""
+        ...
+
+
+class MemoryStore:
+    """Outlives a simulated syncer's lives, as its disk would; honest and without delay."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[int, tuple[Flat, Flat]]] = {}
+
+    def save(self, fragment: int, version: int, theta: Flat, buf: Flat) -> None:
+        """Keep copies."""
+        kept = self._kept.setdefault(fragment, {})
+        kept[version] = (theta.copy(), buf.copy())
+        for old in sorted(kept)[:-KEPT]:
+            del kept[old]
+
+    def load(self, fragment: int, version: int, elements: int) -> tuple[Flat, Flat]:
+        """Copies of that version. Raises :class:`StateError` when it is not kept."""
+        try:
+            theta, buf = self._kept[fragment][version]
+        except KeyError:
+            raise StateError(f"version {version} of fragment {fragment} is not kept") from None
+        return theta.copy(), buf.copy()
+
+    def versions(self, fragment: int) -> list[int]:
+        """Versions of the fragment that are kept, oldest first."""
+        return sorted(self._kept.get(fragment, {}))
+
+
+class FragmentStore:
+    """Files ``fragment-PPP-vVVVVVVVV.safetensors`` in ``directory``, holding theta and momentum."""
+
+    def __init__(self, directory: Path, layout: str) -> None:
+        self.directory = directory
+        self.layout = layout
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, fragment: int, version: int) -> Path:
+        """Where that version of that fragment is, or would be."""
+        return self.directory / f"fragment-{fragment:03d}-v{version:08d}.safetensors"
+
+    def save(self, fragment: int, version: int, theta: Flat, buf: Flat) -> None:
+        """Write, sync, rename; older versions beyond ``KEPT`` are removed. Raises ``OSError``."""
+        data = save({"theta": theta, "momentum": buf}, {"layout": self.layout})
+        target = self.path(fragment, version)
+        temporary = target.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(target)
+        self._sync_directory()
+        for old in self.versions(fragment)[:-KEPT]:
+            self.path(fragment, old).unlink(missing_ok=True)
+
+    def load(self, fragment: int, version: int, elements: int) -> tuple[Flat, Flat]:
+        """(theta, momentum) of that version. Raises :class:`StateError`."""
+        path = self.path(fragment, version)
+        try:
+            with safe_open(path, framework="numpy") as file:
+                layout = (file.metadata() or {}).get("layout")
+                theta, buf = file.get_tensor("theta"), file.get_tensor("momentum")
+        except (OSError, SafetensorError) as error:
+            raise StateError(f"{path}: cannot be read: {error}") from error
+        if layout != self.layout or theta.shape != (elements,) or buf.shape != (elements,):
+            raise StateError(f"{path}: belongs to another parameter layout or seed")
+        return theta, buf
+
+    def versions(self, fragment: int) -> list[int]:
+        """Versions of the fragment that are on disk, oldest first."""
+        found = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(m[2]) for m in found if m and int(m[1]) == fragment)
+
+    def _sync_directory(self) -> None:
+        handle = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,406 @@
+"""Workers: the arithmetic behind a learner and behind the syncer, for both drivers.
+
+Payloads hold encoded bytes (``targets.diloco.codec``); arrays exist inside workers only. Nothing
+here talks to anybody: a worker does one job after the other and answers with the job's result.
+The ``scripted`` trainer has workers of its own (``targets.diloco.work_scripted``).
+
+**Snapshots.** A pull is answered while the next step runs, from the parameters after the last
+completed main-lane job. What a learner sends must be exactly what its counters say, so a
+threaded driver holds one lock whenever it (a) calls ``publish`` and hands the finished job's
+result to the node, and (b) hands a message to the node and calls ``bind`` for the reads it asked
+for::
+
+    result = worker.compute(job)              # main thread, no lock
+    with lock:
+        worker.publish(); effects = node.handle(WorkDone(job, result), now)
+
+    with lock:
+        effects = node.handle(Received(...), now)
+        tasks = [worker.bind(e.job) for e in effects if reads(e)]
+    task()                                    # io thread, no lock
+
+``run`` does all of it at once, for drivers without threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from faults.base import Tuning
+from targets.base import Worker
+from targets.diloco import arrays, codec, trainers
+from targets.diloco.accelerator import Paced
+from targets.diloco.arrays import Flat, Merged, Outer, Rule
+from targets.diloco.messages import (
+    Adopt,
+    AllFragments,
+    Job,
+    LoadAll,
+    Loaded,
+    Merge,
+    MergeInput,
+    MergeResult,
+    Payload,
+    Read,
+    ReadAll,
+    StepResult,
+    TrainStep,
+)
+from targets.diloco.params import DilocoParams
+from targets.diloco.poison import poisoned
+from targets.diloco.storage import FragmentStore, StateError, Store
+from targets.diloco.trainers.base import Arrays, Layout, Snapshot, Trainer
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Virtual durations of jobs in ns, for the simulator; a twin of a live run sets its own.
+
+    ``adopt_ns`` is 0 because a paced step's deadline does not move when a fragment is taken.
+    """
+
+    step_ns: int = 1_000_000
+    """An inner step when ``step_time_s`` is 0."""
+    read_ns: int = 300_000
+    adopt_ns: int = 0
+    load_ns: int = 20_000_000
+    merge_ns: int = 500_000
+    read_all_ns: int = 1_000_000
+    bytes_per_s: int = 1_000_000_000
+    """Bytes of payload read, encoded or merged per second, on top of the fixed part."""
+
+    def moved(self, fixed_ns: int, nbytes: int) -> int:
+        """``fixed_ns`` and the time for ``nbytes``."""
+        return fixed_ns + nbytes * 1_000_000_000 // self.bytes_per_s
+
+
+class Pacing(Protocol):
+    """Makes a step last as long as the emulated chip's (``targets.diloco.accelerator.Pacer``)."""
+
+    nominal_ns: int
+
+    def begin(self) -> int:
+        """The instant at which a step begins."""
+        ...
+
+    def end(self, began_at_ns: int) -> Paced:
+        """Wait until the step that began then is over."""
+        ...
+
+
+def cost_ns(job: Job, step_ns: int, layout_bytes: Sequence[int], costs: Costs) -> int:
+    """Virtual duration of ``job``; ``layout_bytes`` is the f32 size of each fragment."""
+    match job:
+        case TrainStep():
+            return step_ns or costs.step_ns
+        case Adopt(fragment=fragment):
+            return costs.adopt_ns
+        case Read(fragment=fragment):
+            return costs.moved(costs.read_ns, layout_bytes[fragment])
+        case LoadAll():
+            return costs.moved(costs.load_ns, sum(layout_bytes))
+        case Merge(fragment=fragment, inputs=inputs):
+            return costs.moved(costs.merge_ns, len(inputs) * layout_bytes[fragment])
+        case ReadAll():
+            return costs.moved(costs.read_all_ns, sum(layout_bytes))
+
+
+class LearnerWorker:
+    """Trains one replica. ``pacing`` None: the simulator does the pacing (``cost_ns``)."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        params: DilocoParams,
+        learner: int,
+        pacing: Pacing | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.layout = trainer.layout
+        self.costs = costs or Costs()
+        self.tuning = Tuning()
+        """Set by the driver; only ``update`` matters here (the pacer sees to the rest)."""
+        self._params = params
+        self._step_ns = params.step_ns(learner)
+        self._pacing = pacing
+        self._snapshot: Snapshot | None = None
+        self._bytes = [4 * n for n in self.layout.elements]
+
+    def run(self, job: Job) -> Any:
+        """Carry out ``job`` and make its outcome visible to reads; see the module."""
+        if isinstance(job, Read):
+            return self.bind(job)()
+        result = self.compute(job)
+        self.publish()
+        return result
+
+    def compute(self, job: Job) -> Any:
+        """Carry out a main-lane job; reads do not see it before :meth:`publish`.
+
+        Raises ``codec.PayloadError`` for a payload that must not be used; the replica is then
+        unchanged.
+        """
+        match job:
+            case TrainStep():
+                return self._train()
+            case Adopt(fragment=fragment, payload=payload):
+                self.trainer.write(fragment, self._open(fragment, payload))
+                return None
+            case LoadAll(payloads=payloads):
+                self.trainer.load([self._open(p, payload) for p, payload in enumerate(payloads)])
+                return Loaded(dict(self.trainer.digests()))
+        raise TypeError(f"not a job of a learner's main lane: {type(job).__name__}")
+
+    def publish(self) -> None:
+        """Let reads see the parameters as they are now."""
+        self._snapshot = self.trainer.snapshot()
+
+    def bind(self, job: Read) -> Callable[[], Payload]:
+        """What answers ``job`` from the snapshot published last, whenever it is called."""
+        if self._snapshot is None:
+            raise RuntimeError("a fragment was asked for before the learner had any parameters")
+        return partial(self._read, self._snapshot, job.fragment, self.tuning.update)
+
+    def cost_ns(self, job: Job) -> int:
+        """Virtual duration of ``job`` on a chip that nothing slows."""
+        return cost_ns(job, self._step_ns, self._bytes, self.costs)
+
+    def _train(self) -> StepResult:
+        if self._pacing is None:
+            trained = self.trainer.step()
+            return StepResult(trained.tokens, 0, 0, self._step_ns, trained.loss)
+        began_at_ns = self._pacing.begin()
+        trained = self.trainer.step()
+        paced = self._pacing.end(began_at_ns)
+        return StepResult(
+            trained.tokens, began_at_ns, paced.compute_ns, self._pacing.nominal_ns, trained.loss
+        )
+
+    def _read(self, snapshot: Snapshot, fragment: int, update: str) -> Payload:
+        payload = codec.pack(snapshot.read(fragment), self._params.wire_up)
+        return poisoned(payload, update) if update else payload
+
+    def _open(self, fragment: int, payload: Payload) -> Arrays:
+        flat = codec.unpack(payload, self.layout.elements[fragment])
+        return codec.split(flat, self.layout.shapes(fragment))
+
+
+class SyncerWorker:
+    """Holds the global parameters and the outer optimizer's momentum, one fragment each.
+
+    ``initial`` is in the layout's tensor order and version 0 of every fragment. With a ``store``
+    every merge is durable before its result is returned, and a later life begins with the newest
+    versions. The node's versions are what counts: should it have died between the worker's file
+    and its own ``Save``, the worker steps back to the version that a job builds upon.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        params: DilocoParams,
+        initial: Arrays,
+        store: Store | None = None,
+        backend: arrays.Backend | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        self.layout = layout
+        self.costs = costs or Costs()
+        self._params = params
+        self._outer = Outer(params.outer_lr, params.outer_momentum)
+        self._merge = arrays.merger(backend or arrays.backend(max(layout.elements)))
+        self._store = store
+        self._initial = [_flat(fragment) for fragment in layout.split(initial)]
+        self._theta = [theta.copy() for theta in self._initial]
+        self._buf = [np.zeros_like(theta) for theta in self._theta]
+        # The merge writes here and changes places with the present state once it is sound.
+        self._spare: list[tuple[Flat, Flat] | None] = [None] * len(self._theta)
+        self._payloads: list[Payload | None] = [None] * len(self._theta)
+        self._sizes = [[layout.tensors[i].elements for i in f] for f in layout.fragments]
+        self._rules = [rules(layout, p, params.merge) for p in range(len(layout.fragments))]
+        self._bytes = [4 * n for n in layout.elements]
+        self._versions = [0] * len(self._theta)
+        if store is not None:
+            self.restore([max(store.versions(p), default=0) for p in range(len(self._theta))])
+
+    def restore(self, versions: Sequence[int]) -> None:
+        """Go to ``versions`` (one per fragment). Raises ``storage.StateError`` when one of them
+        is not at hand, naming it."""
+        for fragment, version in enumerate(versions):
+            if version != self._versions[fragment]:
+                self._theta[fragment], self._buf[fragment] = self._stored(fragment, version)
+                self._versions[fragment] = version
+                self._payloads[fragment] = None
+
+    def run(self, job: Job) -> Any:
+        """Carry out :class:`Merge` or :class:`ReadAll`."""
+        match job:
+            case Merge():
+                return self._merged(job)
+            case ReadAll(versions=versions):
+                self.restore(versions)
+                return AllFragments(tuple(self._payload(p) for p in range(len(self._theta))))
+        raise TypeError(f"not a job of the syncer: {type(job).__name__}")
+
+    def cost_ns(self, job: Job) -> int:
+        """Virtual duration of ``job``."""
+        return cost_ns(job, 0, self._bytes, self.costs)
+
+    def theta(self, fragment: int) -> Flat:
+        """The fragment as it is now: flat float32, not to be written to."""
+        return self._theta[fragment]
+
+    def _stored(self, fragment: int, version: int) -> tuple[Flat, Flat]:
+        if version == 0:
+            initial = self._initial[fragment]
+            return initial.copy(), np.zeros_like(initial)
+        if self._store is None:
+            raise StateError(
+                f"version {version} of fragment {fragment} is asked for, version "
+                f"{self._versions[fragment]} is held, and no state was kept on disk"
+            )
+        return self._store.load(fragment, version, self.layout.elements[fragment])
+
+    def _align(self, fragment: int, version: int) -> None:
+        wanted = list(self._versions)
+        wanted[fragment] = version
+        self.restore(wanted)
+
+    def _merged(self, job: Merge) -> MergeResult:
+        self._align(job.fragment, job.version - 1)
+        refused: dict[str, str] = {}
+        usable = self._usable(job, refused)
+        rule = rule_name(self.layout, job.fragment, self._params.merge)
+        merged: Merged | None = None
+        while len(usable) >= self._params.quorum:
+            merged = self._attempt(job.fragment, usable)
+            bad = [
+                unit
+                for (unit, _), norms in zip(usable.items(), merged.norms, strict=True)
+                if not bool((norms < _LARGEST).all())
+            ]
+            if not bad:
+                break
+            for unit in bad:
+                refused[unit] = "non-finite: not every element of the update is a finite number"
+                del usable[unit]
+            merged = None
+        if merged is None or not merged.finite:
+            return MergeResult(None, refused, "", merged is None, rule)
+        self._commit(job.fragment, job.version, merged)
+        payload = self._payload(job.fragment)
+        digest = codec.digest([merged.theta])
+        return MergeResult(payload, refused, digest, True, rule)
+
+    def _usable(self, job: Merge, refused: dict[str, str]) -> dict[str, tuple[float, Flat]]:
+        """Unit to (weight, fragment), by unit name: sums are taken in this order."""
+        usable: dict[str, tuple[float, Flat]] = {}
+        ordered: list[MergeInput] = sorted(job.inputs, key=lambda i: i.unit)
+        for entry in ordered:
+            try:
+                flat = codec.unpack(entry.payload, self.layout.elements[job.fragment])
+            except codec.PayloadError as error:
+                refused[entry.unit] = str(error)
+            else:
+                usable[entry.unit] = (entry.weight, flat)
+        return usable
+
+    def _attempt(self, fragment: int, usable: Mapping[str, tuple[float, Flat]]) -> Merged:
+        theta, buf = self._theta[fragment], self._buf[fragment]
+        spare = self._spare[fragment] or (np.empty_like(theta), np.empty_like(buf))
+        self._spare[fragment] = spare
+        return self._merge(
+            theta,
+            buf,
+            [flat for _, flat in usable.values()],
+            [weight for weight, _ in usable.values()],
+            self._sizes[fragment],
+            self._rules[fragment],
+            self._outer,
+            spare,
+        )
+
+    def _commit(self, fragment: int, version: int, merged: Merged) -> None:
+        if self._store is not None:
+            self._store.save(fragment, version, merged.theta, merged.buf)
+        self._spare[fragment] = (self._theta[fragment], self._buf[fragment])
+        self._theta[fragment], self._buf[fragment] = merged.theta, merged.buf
+        self._versions[fragment] = version
+        self._payloads[fragment] = None
+
+    def _payload(self, fragment: int) -> Payload:
+        payload = self._payloads[fragment]
+        if payload is None:
+            payload = codec.pack([self._theta[fragment]], self._params.wire_down)
+            self._payloads[fragment] = payload
+        return payload
+
+
+def rules(layout: Layout, fragment: int, merge: Rule) -> list[Rule]:
+    """How each tensor of the fragment is merged: embeddings are averaged, whatever ``merge`` says
+    for the others (paper D.2). They have a fragment of their own unless there is only one."""
+    return ["avg" if layout.tensors[i].embedding else merge for i in layout.fragments[fragment]]
+
+
+def rule_name(layout: Layout, fragment: int, merge: Rule) -> str:
+    """``avg``, ``rda``, or both joined by a plus for a fragment of mixed tensors."""
+    return "+".join(dict.fromkeys(rules(layout, fragment, merge)))
+
+
+def _flat(fragment: Arrays) -> Flat:
+    return np.concatenate([np.asarray(a, dtype=np.float32).reshape(-1) for a in fragment])
+
+
+def layout_of(params: DilocoParams) -> Layout:
+    """The parameter layout of ``params``; raises ``ValueError`` when fragments do not fit."""
+    return Layout.of(trainers.load(params.trainer).tensors(params), params.fragments)
+
+
+def learner_worker(
+    params: DilocoParams,
+    learner: int,
+    seed: int,
+    *,
+    life: int = 1,
+    cache_dir: str = "",
+    pacing: Pacing | None = None,
+) -> Worker:
+    """The worker of the learner with that number."""
+    if params.trainer == "scripted":
+        from targets.diloco.work_scripted import ScriptedLearner
+
+        return ScriptedLearner(layout_of(params), params, learner, pacing)
+    module = trainers.load(params.trainer)
+    trainer = module.create(params, learner, seed, life=life, cache_dir=cache_dir)
+    return LearnerWorker(trainer, params, learner, pacing)
+
+
+def syncer_worker(
+    params: DilocoParams,
+    seed: int,
+    *,
+    store: Store | None = None,
+    memory: dict[tuple[int, int], str] | None = None,
+) -> Worker:
+    """The syncer's worker, at the initial parameters that every learner will be sent, or at what
+    an earlier life left in ``store`` (see :func:`disk_store`; ``memory`` for ``scripted``)."""
+    layout = layout_of(params)
+    if params.trainer == "scripted":
+        from targets.diloco.work_scripted import ScriptedSyncer
+
+        return ScriptedSyncer(layout, params, memory)
+    initial = trainers.load(params.trainer).initial(params, seed)
+    return SyncerWorker(layout, params, initial, store)
+
+
+def disk_store(params: DilocoParams, seed: int, state_dir: Path) -> Store:
+    """The store of a real syncer's process, below its ``state_dir``."""
+    return FragmentStore(state_dir / "fragments", layout_of(params).digest(seed))

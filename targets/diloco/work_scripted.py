@@ -1,0 +1,146 @@
+"""Workers of the ``scripted`` trainer: the jobs' results without any array.
+
+Payloads have the right size and no data. Their digests are hashes of what went into them, so a
+lost or doubled contribution still changes the digest of the merge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from faults.base import Tuning
+from targets.diloco import codec
+from targets.diloco.messages import (
+    Adopt,
+    AllFragments,
+    Job,
+    LoadAll,
+    Loaded,
+    Merge,
+    MergeResult,
+    Payload,
+    Read,
+    ReadAll,
+    StepResult,
+    TrainStep,
+)
+from targets.diloco.params import DilocoParams
+from targets.diloco.trainers.base import Layout
+from targets.diloco.trainers.toy import tokens_per_step
+from targets.diloco.work import Costs, Pacing, cost_ns, rule_name
+
+Memory = dict[tuple[int, int], str]
+"""(fragment, version) to digest: what a simulated syncer's disk remembers of its merges."""
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+class ScriptedLearner:
+    """Counts steps. Snapshots need no care: a read's digest is fixed when it is bound."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        params: DilocoParams,
+        learner: int,
+        pacing: Pacing | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        self.costs = costs or Costs()
+        self.tuning = Tuning()
+        self._params = params
+        self._name = params.learner_name(learner)
+        self._tokens = tokens_per_step(params, learner)
+        self._step_ns = params.step_ns(learner)
+        self._pacing = pacing
+        self._elements = layout.elements
+        self._bytes = [4 * n for n in layout.elements]
+        self._steps = 0
+        self._adopted = [""] * len(layout.fragments)
+
+    def run(self, job: Job) -> Any:
+        """Carry out ``job``."""
+        return self.bind(job)() if isinstance(job, Read) else self.compute(job)
+
+    def compute(self, job: Job) -> Any:
+        """Carry out a main-lane job."""
+        match job:
+            case TrainStep():
+                return self._train()
+            case Adopt(fragment=fragment, payload=payload):
+                self._adopted[fragment] = payload.digest
+                return None
+            case LoadAll(payloads=payloads):
+                self._adopted = [payload.digest for payload in payloads]
+                return Loaded({"params": _hash(self._adopted), "moments": "", "step": "0"})
+        raise TypeError(f"not a job of a learner's main lane: {type(job).__name__}")
+
+    def publish(self) -> None:
+        """Nothing to publish: reads see the counters."""
+
+    def bind(self, job: Read) -> Any:
+        """What answers ``job``, as of now."""
+        dtype = self._params.wire_up
+        digest = _hash(self._name, self._steps, self._adopted[job.fragment])
+        nbytes = self._elements[job.fragment] * codec.BYTES[dtype]
+        payload = Payload(dtype=dtype, nbytes=nbytes, digest=digest)
+        return lambda: payload
+
+    def cost_ns(self, job: Job) -> int:
+        """Virtual duration of ``job`` on a chip that nothing slows."""
+        return cost_ns(job, self._step_ns, self._bytes, self.costs)
+
+    def _train(self) -> StepResult:
+        self._steps += 1
+        if self._pacing is None:
+            return StepResult(self._tokens, 0, 0, self._step_ns)
+        began_at_ns = self._pacing.begin()
+        paced = self._pacing.end(began_at_ns)
+        return StepResult(self._tokens, began_at_ns, paced.compute_ns, self._pacing.nominal_ns)
+
+
+class ScriptedSyncer:
+    """Merges digests. ``memory`` outlives the worker where the syncer's disk would."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        params: DilocoParams,
+        memory: Memory | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        self.costs = costs or Costs()
+        self._quorum = params.quorum
+        self._dtype = params.wire_down
+        self._memory: Memory = {} if memory is None else memory
+        self._bytes = [4 * n for n in layout.elements]
+        self._nbytes = [n * codec.BYTES[params.wire_down] for n in layout.elements]
+        self._rules = [rule_name(layout, p, params.merge) for p in range(len(layout.fragments))]
+        self._versions = [0] * len(layout.fragments)
+
+    def run(self, job: Job) -> Any:
+        """Carry out :class:`Merge` or :class:`ReadAll`."""
+        match job:
+            case Merge(fragment=fragment, version=version, inputs=inputs):
+                if len(inputs) < self._quorum:
+                    return MergeResult(None, {}, "", True, self._rules[fragment])
+                parts = [(i.unit, i.weight, i.payload.digest) for i in inputs]
+                self._versions[fragment] = version
+                digest = self._memory[fragment, version] = _hash(fragment, version, parts)
+                return MergeResult(self._payload(fragment), {}, digest, True, self._rules[fragment])
+            case ReadAll(versions=versions):
+                self._versions = list(versions) or self._versions
+                return AllFragments(tuple(self._payload(p) for p in range(len(self._versions))))
+        raise TypeError(f"not a job of the syncer: {type(job).__name__}")
+
+    def cost_ns(self, job: Job) -> int:
+        """Virtual duration of ``job``."""
+        return cost_ns(job, 0, self._bytes, self.costs)
+
+    def _payload(self, fragment: int) -> Payload:
+        version = self._versions[fragment]
+        digest = self._memory.get((fragment, version)) or _hash(fragment, version)
+        return Payload(dtype=self._dtype, nbytes=self._nbytes[fragment], digest=digest)
