@@ -437,6 +437,9 @@ class Cluster:
         lane = unit.lanes.get(name)
         if lane is None:
             lane = unit.lanes[name] = Lane()
+        # A read answers from the state at this instant, however long the lane is busy with others.
+        bind = getattr(unit.worker, "bind", None) if name != "main" else None
+        lane.calls.append(bind(job) if bind is not None else None)
         lane.jobs.append(job)
         if len(lane.jobs) == 1:
             self._begin_job(unit, name, lane, began_ns=self._loop.now_ns())
@@ -474,11 +477,11 @@ class Cluster:
             self._finish(unit, name, lane)
 
     def _finish(self, unit: SimUnit, name: str, lane: Lane) -> None:
-        job = lane.jobs.popleft()
+        job, call = lane.jobs.popleft(), lane.calls.popleft()
         began_ns, lane.ends_ns = lane.began_ns, None
         assert unit.worker is not None
         try:
-            result = unit.worker.run(job)
+            result = unit.worker.run(job) if call is None else call()
         except Exception as error:
             self._crash_log(unit.name, "".join(traceback.format_exception(error)))
             event: Any = WorkFailed(job, f"{type(error).__name__}: {error}")

@@ -21,11 +21,13 @@ PLAIN_TUNING = Tuning()
 class Lane:
     """Jobs that run one after the other."""
 
-    __slots__ = ("began_ns", "ends_ns", "jobs", "left_ns", "ticket")
+    __slots__ = ("began_ns", "calls", "ends_ns", "jobs", "left_ns", "ticket")
 
     def __init__(self) -> None:
         self.jobs: deque[Any] = deque()
         """The first one is running, unless ``ends_ns`` is None (it waits for a hang to end)."""
+        self.calls: deque[Callable[[], Any] | None] = deque()
+        """For each job, what to call instead of the worker's ``run``."""
         self.began_ns = 0
         self.ends_ns: int | None = None
         self.left_ns = 0

@@ -9,7 +9,7 @@ syncer's entry being its global step and a learner's its local step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 Clock = dict[str, int]
 
@@ -141,6 +141,8 @@ class TrainStep:
     """One inner step. The result arrives when the step's (paced) time is over."""
 
     step: int
+    paced: ClassVar[bool] = True
+    """Tells drivers that the emulated chip's tuning (slow, hanging) applies to this job."""
 
 
 @dataclass(frozen=True, slots=True)
