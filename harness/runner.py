@@ -107,14 +107,15 @@ def run(
     Raises ``JournalError`` when the journal itself cannot be written.
     """
     with Journal(rundir.journal) as journal:
-        acts = _Acts(experiment, journal, observer, stop or StopFlag())
-        acts.log(_started(experiment))
+        acts = Acts(experiment, journal, observer, stop or StopFlag())
+        acts.log(started(experiment))
         status, why = acts.guarded()
         acts.close()
         acts.log(RunEnded(t_ns=acts.now(), status=status, why=why))
 
 
-def _started(experiment: Experiment) -> RunStarted:
+def started(experiment: Experiment) -> RunStarted:
+    """The first line of the experiment's journal."""
     # A simulated journal is a pure function of spec and seed: no host fact may enter it.
     virtual = isinstance(experiment.runtime.clock, VirtualClock)
     facts = {} if virtual else harness.rundir.host_facts()
@@ -139,7 +140,9 @@ def _started(experiment: Experiment) -> RunStarted:
 
 
 @dataclass
-class _Acts:
+class Acts:
+    """One run's phases. ``run`` goes through them; a test that breaks things itself calls them."""
+
     experiment: Experiment
     journal: Journal
     observer: Observer
@@ -153,9 +156,11 @@ class _Acts:
         self.steady = self.experiment.target.steady()
 
     def now(self) -> int:
+        """The run's clock, in nanoseconds."""
         return self.runtime.clock.now_ns()
 
     def log(self, event: AnyEvent) -> None:
+        """Append to the journal and tell the observer."""
         self.journal.append(event)
         self.observer(event)
 
@@ -164,22 +169,22 @@ class _Acts:
         try:
             with opened(self.runtime, self.experiment.target):
                 try:
-                    if self._baseline():
+                    if self.baseline():
                         self._window()
-                        self._tail()
+                        self.tail()
                 finally:
-                    self._heal()
+                    self.heal()
         except Interrupted as error:
             return "interrupted", str(error)
         except KeyboardInterrupt:
             return "interrupted", "interrupted by a second signal"
         except ChaosError as error:
-            self._failed("run", str(error))
+            self.failed("run", str(error))
             return "error", str(error)
         except Exception as error:
             # Whatever broke in here is ours, so it must end as a harness error in the journal
             # and not as a lost run.
-            self._failed("run", f"{type(error).__name__}: {error}")
+            self.failed("run", f"{type(error).__name__}: {error}")
             return "error", f"{type(error).__name__}: {error}"
         return "completed", ""
 
@@ -190,9 +195,10 @@ class _Acts:
                 self.log(event)
             self.log(self.runtime.residue(self.now()))
         except ChaosError as error:
-            self._failed("teardown", str(error))
+            self.failed("teardown", str(error))
 
-    def _baseline(self) -> bool:
+    def baseline(self) -> bool:
+        """Phase 3; whether steady state was reached."""
         deadline_ns = self.now() + round(self.experiment.spec.head.baseline_s_max * NS)
         while True:
             reached, why = self.steady.verdict()
@@ -204,20 +210,21 @@ class _Acts:
                 for item in self.experiment.planned:
                     self._skip(item, self.now(), f"baseline not met: {why}")
                 return False
-            for event in self._poll(deadline_ns):
+            for event in self.poll(deadline_ns):
                 self.steady.observe(event)
 
     def _window(self) -> None:
         self.plan.begin(self.now())
         while (due_ns := self.plan.due_ns()) is not None:
-            for event in self._poll(due_ns):
+            for event in self.poll(due_ns):
                 self.plan.observe(event)
             for due in self.plan.take(self.now()):
                 if due.what == "window":
                     return
                 self._do(due)
 
-    def _tail(self) -> None:
+    def tail(self) -> None:
+        """Phases 5 and 6."""
         for item in self.plan.close_window(self.now()):
             why = "the fault window ended before it was due"
             if item.at_step is not None:
@@ -225,15 +232,16 @@ class _Acts:
             elif item.on is not None:
                 why = f"no event {item.on.event!r} was seen within the fault window"
             self._skip(item, self.now(), why)
-        self._heal()
+        self.heal()
         self.log(WindowEnded(t_ns=self.now()))
         while (due_ns := self.plan.due_ns()) is not None:
-            self._poll(due_ns)
+            self.poll(due_ns)
             if self.plan.take(self.now()):
                 break
         self.log(TailEnded(t_ns=self.now()))
 
-    def _poll(self, until_ns: int) -> list[AnyEvent]:
+    def poll(self, until_ns: int) -> list[AnyEvent]:
+        """Journal and return what the runtime reports until ``until_ns``, in short slices."""
         self.stop.check()
         events = self.runtime.poll(min(until_ns, self.now() + POLL_NS))
         for event in events:
@@ -245,13 +253,14 @@ class _Acts:
         if item is None:
             return
         if due.what == "begin":
-            self._begin(item, due.planned_ns)
+            self.begin(item, due.planned_ns)
         elif due.what == "end":
-            self._end(item)
+            self.end(item)
         else:
             self._pulse(item, on=due.what == "on")
 
-    def _begin(self, item: Planned, planned_ns: int) -> None:
+    def begin(self, item: Planned, planned_ns: int) -> None:
+        """Carry a fault out: intent first, then the act, then what came of it."""
         names = {"fault": item.fault, "kind": item.kind, "unit": item.unit}
         self._planned(item, planned_ns)
         holds = tuple(
@@ -267,7 +276,7 @@ class _Acts:
             self.log(Skipped(t_ns=self.now(), why=str(error), **names))
         except ControlError as error:
             self.log(Skipped(t_ns=self.now(), why=f"failed: {error}", **names))
-            self._failed(f"{item.kind} on {item.unit}", str(error))
+            self.failed(f"{item.kind} on {item.unit}", str(error))
         else:
             self.log(FaultExecuted(t_ns=self.now(), note=note, **names))
 
@@ -294,9 +303,10 @@ class _Acts:
         except FaultSkipped:
             return  # the victim is gone for the moment; the next pulse finds it again
         except ControlError as error:
-            self._failed(f"{item.kind} on {item.unit}", str(error))
+            self.failed(f"{item.kind} on {item.unit}", str(error))
 
-    def _end(self, item: Planned) -> None:
+    def end(self, item: Planned) -> None:
+        """Release a lasting fault; does nothing when it is not on."""
         if item not in self.active:
             return
         self.active.remove(item)
@@ -309,7 +319,7 @@ class _Acts:
             except FaultSkipped as error:
                 note, others = f"target gone: {error}", ()
             except ControlError as error:
-                self._failed(f"undo of {item.kind} on {item.unit}", str(error))
+                self.failed(f"undo of {item.kind} on {item.unit}", str(error))
                 continue
             still.update(others)
             if note:
@@ -320,12 +330,12 @@ class _Acts:
             )
         )
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         """Phase 5; doing it twice is harmless."""
         for item in reversed(self.active.copy()):
-            self._end(item)
+            self.end(item)
         for problem in self.holds.heal_all():
-            self._failed("heal", problem)
+            self.failed("heal", problem)
 
     def _planned(self, item: Planned, planned_ns: int) -> None:
         self.log(
@@ -346,5 +356,6 @@ class _Acts:
             Skipped(t_ns=self.now(), fault=item.fault, kind=item.kind, unit=item.unit, why=why)
         )
 
-    def _failed(self, where: str, why: str) -> None:
+    def failed(self, where: str, why: str) -> None:
+        """Journal a failure of our own machinery."""
         self.log(HarnessFailed(t_ns=self.now(), where=where, why=why))

@@ -1,0 +1,58 @@
+"""``diloco-chaos``: parse the command line, run one command, turn errors into exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from harness.errors import ChaosError
+
+COMMANDS: dict[str, str] = {
+    "run": "break a training cluster while it trains, and say what happened",
+    "report": "compute the reports of a run directory anew from its journal",
+    "gate": "judge a run directory by its exit status",
+    "compare": "two runs side by side",
+    "list": "what there is: experiments, faults, runtimes, targets",
+    "doctor": "what this machine lacks, and how to get it",
+    "clean": "remove expired leftovers of any run",
+    "schema": "JSON schema of the experiment file, for editors",
+}
+"""Command to its line of help; each lives in ``harness.commands.NAME``."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(
+        prog="diloco-chaos",
+        description="Chaos engineering for fault-tolerant training.",
+        epilog="Exit status: 0 passed, 1 the system under test failed, 2 spec or command line "
+        "wrong, 3 inconclusive, 4 the harness failed or left residue, 130/143 interrupted.",
+    )
+    subs = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        sub = subs.add_parser(name, help=text, description=text)
+        module = import_module(f"harness.commands.{name}")
+        module.arguments(sub)
+        sub.set_defaults(execute=module.execute)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        status: int = arguments.execute(arguments)
+    except ChaosError as error:
+        print(f"diloco-chaos: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader of our output went away (a pager was closed); that is no failure of ours.
+        sys.stderr.close()
+        return 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

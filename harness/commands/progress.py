@@ -1,0 +1,131 @@
+"""The live progress line of a run, fed with the same events that go into the journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from harness.clock import VirtualClock
+from harness.compose import Experiment
+from harness.events import (
+    AnyEvent,
+    BaselineUnmet,
+    FaultEnded,
+    FaultExecuted,
+    FaultSkipped,
+    HarnessFailed,
+    Merged,
+    RunEnded,
+    SteadyState,
+    Step,
+    TailEnded,
+    UnitExited,
+    UnitSpawned,
+    UnitStarted,
+    WindowEnded,
+)
+from harness.spec import NS
+
+LINE_EVERY_NS = 5 * NS
+"""Without a terminal, one line at most this often, so that CI logs stay readable."""
+
+
+class Progress:
+    """Shows phase, time, steps, merges and the last notable event."""
+
+    def __init__(self, experiment: Experiment, stream: TextIO, *, quiet: bool) -> None:
+        head = experiment.spec.head
+        self._window_s = head.duration_s
+        self._total_s = head.duration_s + head.quiet_tail_s
+        self._quiet = quiet or isinstance(experiment.runtime.clock, VirtualClock)
+        self._console = Console(file=stream, highlight=False)
+        self._live: Live | None = None
+        self._phase = "starting"
+        self._since_ns = 0
+        self._steady_ns: int | None = None
+        self._counts: Counter[str] = Counter()
+        self._last = ""
+        self._printed_ns = -LINE_EVERY_NS
+
+    def __enter__(self) -> Progress:
+        if not self._quiet and self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def observe(self, event: AnyEvent) -> None:
+        """Take one event into account and refresh the line."""
+        if self._quiet:
+            return
+        notable = self._notable(event)
+        if notable:
+            self._last = notable
+        if self._live is not None:
+            if notable:
+                self._console.print(Text(f"{event.t_ns / NS:7.1f} s  {notable}"))
+            self._live.update(Text(self._line(event.t_ns)))
+        elif notable or event.t_ns - self._printed_ns >= LINE_EVERY_NS:
+            self._printed_ns = event.t_ns
+            self._console.print(Text(self._line(event.t_ns)), soft_wrap=True)
+
+    def _line(self, now_ns: int) -> str:
+        parts = [f"{now_ns / NS:7.1f} s", self._phase]
+        if self._steady_ns is not None:
+            parts.append(f"{(now_ns - self._steady_ns) / NS:.0f}/{self._total_s:.0f} s")
+        parts.append(f"{self._counts['step']} steps, {self._counts['merge']} merges")
+        parts.append(f"{self._counts['fault']} faults")
+        return "  ".join([*parts, self._last])
+
+    def _notable(self, event: AnyEvent) -> str:
+        if isinstance(event, Step):
+            self._counts["step"] += 1
+        elif isinstance(event, Merged):
+            self._counts["merge"] += 1
+        elif isinstance(event, FaultExecuted):
+            self._counts["fault"] += 1
+            return f"{event.fault} {event.kind} on {event.unit}"
+        elif isinstance(event, FaultSkipped):
+            return f"{event.fault} {event.kind} on {event.unit} skipped: {event.why}"
+        elif isinstance(event, FaultEnded):
+            return f"{event.fault} {event.kind} on {event.unit} ended"
+        else:
+            return self._phase_or_life(event)
+        return ""
+
+    def _phase_or_life(self, event: AnyEvent) -> str:
+        if isinstance(event, UnitSpawned):
+            self._phase = "baseline" if self._steady_ns is None else self._phase
+            return "" if event.by == "harness" else f"{event.unit} restarted by {event.by}"
+        if isinstance(event, UnitExited):
+            how = f"signal {event.signal}" if event.signal else f"code {event.code}"
+            return f"{event.unit} exited ({how})"
+        if isinstance(event, UnitStarted):
+            again = event.incarnation > 1
+            return f"{event.unit} is back, life {event.incarnation}" if again else ""
+        phases: dict[type, tuple[str, str]] = {
+            SteadyState: ("faults", "steady state reached"),
+            BaselineUnmet: ("ending", "steady state was not reached"),
+            WindowEnded: ("quiet tail", "everything healed"),
+            TailEnded: ("ending", ""),
+            RunEnded: ("ended", ""),
+        }
+        if type(event) in phases:
+            self._phase, text = phases[type(event)]
+            if isinstance(event, SteadyState):
+                self._steady_ns = event.t_ns
+            return text
+        return f"harness: {event.why}" if isinstance(event, HarnessFailed) else ""

@@ -1,0 +1,28 @@
+"""``diloco-chaos report DIR``: compute a run's reports anew; the same journal, the same bytes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from reports.text import summary
+from reports.write import write_reports
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("dir", type=Path, help="a run directory")
+    parser.add_argument("--json", action="store_true", help="print report.json, nothing else")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Write the reports. Exits 0 whatever they say; ``gate`` judges."""
+    report = write_reports(options.dir)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        sys.stdout.write(summary(report) + f"\nreport: {options.dir / 'report.html'}\n")
+    return 0

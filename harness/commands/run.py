@@ -1,0 +1,111 @@
+"""``diloco-chaos run SPEC|NAME``: the main job."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness import catalogue
+from harness.commands.progress import Progress
+from harness.compose import Checked, check, compose
+from harness.errors import SpecError
+from harness.rundir import RunDir, new_run_id
+from harness.runner import run, stop_on_signals
+from harness.runtimes import RUNTIMES
+from harness.runtimes.base import RunContext, Runtime
+from reports.gate import GATES
+from reports.text import summary
+from reports.write import write_reports
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("spec", help="a spec file, or the name of a built-in experiment")
+    parser.add_argument("--runtime", choices=list(RUNTIMES), help="overrides the spec's runtime")
+    parser.add_argument("--seed", type=int, help="repeats a run's random draws")
+    parser.add_argument("--out", type=Path, help="run directory (default: runs/NAME-RUN)")
+    parser.add_argument(
+        "--attach", metavar="PROJECT", help="inject into a standing docker compose project"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a target parameter, for example --set learners=8 (value as in TOML)",
+    )
+    parser.add_argument("--json", action="store_true", help="print report.json, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the experiment; the exit status is the verdict's."""
+    checked = prepare(options.spec, options.seed, overrides=parse_settings(options.set))
+    run_id = new_run_id()
+    out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
+    experiment = compose(
+        checked,
+        run=run_id,
+        directory=out,
+        runtime=options.runtime,
+        make_runtime=_attached(options.attach),
+    )
+    rundir = RunDir.create(out, checked.spec, run_id, checked.seed)
+    say = sys.stderr if options.json else sys.stdout
+    repeat = experiment.repeat + "".join(f" --set {s}" for s in options.set)
+    print(f"seed {checked.seed}, run {run_id}\nrepeat with: {repeat}", file=say, flush=True)
+    with stop_on_signals() as stop, Progress(experiment, say, quiet=options.quiet) as progress:
+        run(experiment, rundir, observer=progress.observe, stop=stop)
+    report = write_reports(rundir.path)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        sys.stdout.write(summary(report) + f"\nreport: {rundir.report_html}\n")
+    return report.exit_status
+
+
+def prepare(
+    spec: str,
+    seed: int | None,
+    *,
+    overrides: dict[str, Any] | None = None,
+    base: Path | None = None,
+) -> Checked:
+    """Find and check a spec. The seed is the given one, the spec's, or a fresh one."""
+    draft = catalogue.find(spec, gates=GATES, base=base)
+    if seed is None:
+        seed = draft.head.seed if draft.head is not None else None
+    return check(draft, secrets.randbelow(2**31) if seed is None else seed, overrides)
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """``["learners=8"]`` to ``{"learners": 8}``; raises :class:`SpecError` for what is no TOML."""
+    import tomllib
+
+    out: dict[str, Any] = {}
+    problems = []
+    for item in given:
+        try:
+            out |= tomllib.loads(item)
+        except tomllib.TOMLDecodeError:
+            problems.append(f'{item!r} is not KEY=VALUE with a TOML value (text needs "quotes")')
+    if problems:
+        raise SpecError("--set", problems)
+    return out
+
+
+def _attached(project: str | None) -> functools.partial[Runtime] | None:
+    if project is None:
+        return None
+    from harness.runtimes.attached import AttachedRuntime
+
+    def make(context: RunContext, project: str) -> Runtime:
+        return AttachedRuntime(context, project)
+
+    return functools.partial(make, project=project)

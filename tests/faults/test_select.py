@@ -1,0 +1,79 @@
+"""Who is hit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from faults.select import Candidate, select
+
+UNITS = [
+    Candidate("syncer", "syncer"),
+    *(Candidate(f"learner-{i}", "learner", f"region-{i % 2}") for i in range(5)),
+]
+
+
+def names(where: Any, seed: int = 0) -> tuple[str, ...]:
+    hit, problems = select(where, UNITS, random.Random(seed))
+    assert problems == []
+    return hit
+
+
+def test_words_count_learners_only() -> None:
+    assert len(names("one")) == 1
+    assert len(names("minority")) == 2
+    assert len(names("majority")) == 3
+    assert names("all") == tuple(f"learner-{i}" for i in range(5))
+
+
+@pytest.mark.parametrize(("size", "minority"), [(2, 1), (3, 1), (4, 2), (5, 2), (8, 4)])
+def test_a_minority_is_the_most_that_is_no_majority(size: int, minority: int) -> None:
+    units = [Candidate(f"l{i}", "learner") for i in range(size)]
+    small, _ = select("minority", units, random.Random(1))
+    large, _ = select("majority", units, random.Random(1))
+    assert len(small) == minority
+    assert len(small) * 2 <= size < len(large) * 2
+    assert len(large) == len(small) + 1 or size % 2 == 1
+
+
+def test_names_roles_groups_and_lists() -> None:
+    assert names("learner-3") == ("learner-3",)
+    assert names("syncer") == ("syncer",)
+    assert names("region-1") == ("learner-1", "learner-3")
+    assert names(["learner-4", "learner-0"]) == ("learner-0", "learner-4")
+    assert names({"group": "region-0", "count": 2})[0] in ("learner-0", "learner-2")
+    assert names({"role": "syncer"}) == ("syncer",)
+    assert len(names({"count": "majority"})) == 3
+
+
+def test_a_draw_depends_on_the_seed_and_on_nothing_else() -> None:
+    assert names("one", 7) == names("one", 7)
+    assert {names("one", seed) for seed in range(50)} == {(f"learner-{i}",) for i in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("where", "part"),
+    [
+        ("learner-9", "'learner-9' matches no unit"),
+        (["learner-0", "ghost"], "'ghost' matches no unit"),
+        ([], "an empty list hits nobody"),
+        ({"group": "mars"}, "matches no unit"),
+        ({"count": 6}, "6 of 5 units is impossible"),
+        ({"count": 0}, "0 of 5 units is impossible"),
+        ({"count": "some"}, "expected a number or one of"),
+        ({"colour": "red"}, "unknown key"),
+    ],
+)
+def test_what_matches_nobody_is_a_mistake(where: Any, part: str) -> None:
+    hit, problems = select(where, UNITS, random.Random(0))
+    assert hit == ()
+    assert len(problems) == 1
+    assert part in problems[0]
+
+
+def test_a_minority_of_one_is_nobody() -> None:
+    hit, problems = select("minority", [Candidate("only", "learner")], random.Random(0))
+    assert hit == ()
+    assert problems == ["where: 'minority' of 1 unit is impossible"]

@@ -1,0 +1,115 @@
+"""Bad input gets one clear error that names all problems."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import catalogue
+from harness.compose import check
+from harness.errors import SpecError
+from harness.spec import json_schema, read_file, read_text
+from reports.gate import GATES
+
+GOOD = """
+title = "one dies"
+duration_s = 10
+[target]
+name = "diloco"
+params = { learners = 3, trainer = "scripted", fragments = 4, sync_every = 4 }
+[[fault]]
+kind = "kill"
+where = "learner-1"
+at_s = 2
+[gate]
+goodput_min = 0.5
+"""
+
+
+def problems(text: str) -> list[str]:
+    """Everything that is said to be wrong with a spec."""
+    try:
+        check(read_text(text, "t", gates=GATES), seed=1)
+    except SpecError as error:
+        raised = error
+    else:
+        return []
+    assert raised.exit_status == 2
+    assert all(p in str(raised) for p in raised.problems)
+    return list(raised.problems)
+
+
+def test_a_good_spec_has_no_problem_and_keeps_its_values() -> None:
+    checked = check(read_text(GOOD, "t", gates=GATES), seed=1)
+    assert [(p.fault, p.kind, p.unit, p.at_ns) for p in checked.planned] == [
+        ("f1", "kill", "learner-1", 2_000_000_000)
+    ]
+    assert checked.spec.resolved()["gate"] == {"goodput_min": 0.5}
+    assert json.loads(json.dumps(checked.spec.resolved())) == checked.spec.resolved()
+
+
+def test_five_mistakes_are_five_lines() -> None:
+    bad = (
+        GOOD.replace("duration_s = 10", 'duration_s = "10"')
+        .replace("learners = 3", "learners = 3, quorum = 9")
+        .replace('kind = "kill"', 'kind = "kil"')
+        .replace("goodput_min = 0.5", "goodput_min = true")
+        .replace('title = "one dies"', 'title = "one dies"\ncolour = "red"')
+    )
+    found = problems(bad)
+    assert len(found) == 5
+    for part in ("duration_s", "quorum is 9", "'kil'", "goodput_min", "colour"):
+        assert sum(part in p for p in found) == 1, part
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ("duration_s = 10", "duration_s = -1", "duration_s"),
+        ("duration_s = 10", "duration_s = nan", "duration_s"),
+        ("duration_s = 10", "duration_s = true", "expected a number, got True"),
+        ('name = "diloco"', 'name = "dilocoo"', "unknown target 'dilocoo'"),
+        ("learners = 3", "learners = 0", "learners"),
+        ("learners = 3", 'learners = "3x"', "learners"),
+        ("learners = 3", "learners = 3, colour = 1", "colour"),
+        ("fragments = 4", "fragments = 5", "fragments"),
+        ("at_s = 2", "at_s = 2\nat_step = 3", "exactly one of"),
+        ("at_s = 2", "", "exactly one of"),
+        ("at_s = 2", "at_s = 99", "outside the fault window"),
+        ("at_s = 2", "at_s = 2\nfor_s = 3", "takes no for_s"),
+        ('"learner-1"', '"learner-7"', "matches no unit"),
+        ("goodput_min = 0.5", "goodput_min = 80", "between 0 and 1"),
+        ("goodput_min = 0.5", 'goodput_min = "high"', "a gate needs a number"),
+        ("goodput_min = 0.5", "speed_min = 0.5", "unknown gate"),
+        ("goodput_min = 0.5", "goodput_min =", "not valid TOML"),
+    ],
+)
+def test_each_mistake_is_named(old: str, new: str, part: str) -> None:
+    assert old in GOOD
+    found = problems(GOOD.replace(old, new))
+    assert len(found) == 1, found
+    assert part in found[0]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_file(tmp_path / "no.toml", gates=GATES)
+    with pytest.raises(SpecError, match="no built-in experiment"):
+        catalogue.find("no-such-thing", gates=GATES)
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_built_in_experiments_are_sound(name: str) -> None:
+    draft = catalogue.find(name, gates=GATES)
+    assert draft.problems == ()
+    checked = check(draft, seed=3)
+    assert (checked.planned != ()) == (name != "noop")
+
+
+def test_the_schema_names_every_fault_and_gate() -> None:
+    schema = json_schema(GATES, {"diloco": {"type": "object"}})
+    kinds = {f["title"] for f in schema["properties"]["fault"]["items"]["oneOf"]}
+    assert {"kill", "partition", "straggle"} <= kinds
+    assert set(schema["properties"]["gate"]["properties"]) == set(GATES)
