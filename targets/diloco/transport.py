@@ -161,6 +161,7 @@ class Outbox:
         self._urgent: deque[Message] = deque()
         self._bytes = 0
         self._closed = False
+        self._finishing = False
 
     def put(self, message: Message) -> bool:
         """Queue ``message``; False when that would pass a bound. Ignored once closed."""
@@ -186,6 +187,12 @@ class Outbox:
             self._urgent.clear()
             self._changed.notify_all()
 
+    def finish(self) -> None:
+        """End :meth:`frames` once what is queued has been taken."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+
     def frames(self, encoder: Encoder, traffic: Traffic) -> Iterator[bytes]:
         """Frames as the stream asks for them; blocks while there is none, ends when closed."""
         while (message := self._take(wait=True)) is not None:
@@ -204,13 +211,13 @@ class Outbox:
     def _take(self, *, wait: bool) -> Message | None:
         """The next message; without ``wait`` only an urgent one."""
         with self._changed:
-            while wait and not (self._closed or self._urgent or self._queue):
+            while wait and not (self._closed or self._urgent or self._queue or self._finishing):
                 self._changed.wait()
             if self._closed:
                 return None
             if self._urgent:
                 return self._urgent.popleft()
-            return self._queue.popleft() if wait else None
+            return self._queue.popleft() if wait and self._queue else None
 
 
 class _Session:
@@ -381,10 +388,15 @@ class Listener(_Links):
         self._server.start()
 
     def close(self, grace_s: float = 0.2) -> None:
-        """End every stream and stop listening; safe to call twice."""
+        """End every stream, after what is queued if that goes quickly; stop listening.
+
+        Safe to call twice.
+        """
         for session in list(self._sessions.values()):
-            session.end("the syncer stops", given_up=True, tell=True)
+            session.outbox.finish()
         self._server.stop(grace_s).wait(grace_s + 1.0)
+        for session in list(self._sessions.values()):
+            session.end("the syncer stops", given_up=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -491,10 +503,17 @@ class Dialer(_Links):
         """Begin to dial."""
         self._manager.start()
 
-    def close(self) -> None:
-        """End the stream and stop dialling; safe to call twice."""
+    def close(self, grace_s: float = 0.2) -> None:
+        """End the stream, after what is queued if that goes quickly; stop dialling.
+
+        Safe to call twice.
+        """
         self._stopping.set()
-        self.disconnect(self._peer, "the learner stops")
+        session = self._sessions.get(self._peer)
+        if session is not None:
+            session.outbox.finish()
+            session.ended.wait(grace_s)
+            session.end("the learner stops", given_up=True)
         self._channel.close()
 
     def _manage(self) -> None:

@@ -1,0 +1,149 @@
+"""A real unit of the Decoupled DiLoCo target: ``python -m targets.diloco.serve CONFIG.json``.
+
+Builds the node, its worker and its end of the gRPC link from the config that the runtime wrote;
+:mod:`targets.live` runs them. Heavy modules are imported inside ``build``, after the unit's first
+line is out, so that the journal shows how long importing took. The syncer imports no JAX.
+
+Optional entries of ``UnitConfig.config``: ``tls`` = ``{"ca": PATH, "cert": PATH, "key": PATH}``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from targets.live import Parts, Unit, main
+
+if TYPE_CHECKING:
+    from targets.diloco.params import DilocoParams
+    from targets.diloco.transport import Identity, Tls
+
+SYNCER = "syncer"
+"""Name of the unit that learners dial."""
+
+
+def build(unit: Unit) -> Parts:
+    """The parts of the unit that ``unit.config`` describes.
+
+    Raises ``ValueError`` for a role, name or parameter that does not fit, ``OSError`` for an
+    address that cannot be had (once the transport is made).
+    """
+    config = unit.config
+    if config.role == "syncer":
+        return _syncer(unit)
+    if config.role == "learner":
+        return _learner(unit)
+    raise ValueError(f"a diloco unit is a learner or a syncer, not {config.role!r}")
+
+
+def _syncer(unit: Unit) -> Parts:
+    began_ns = time.monotonic_ns()
+    from targets.diloco.syncer import Syncer
+    from targets.diloco.transport import Listener
+    from targets.diloco.wire import Limits
+    from targets.diloco.work import disk_store, layout_of, syncer_worker
+
+    config = unit.config
+    params = _params(config.params)
+    layout = layout_of(params)
+    learners = [params.learner_name(i) for i in range(params.learners)]
+    node = Syncer(config.unit, params, learners, layout.digest(config.seed), layout.elements)
+    imported_ns = time.monotonic_ns()
+    store = disk_store(params, config.seed, Path(config.state_dir))
+    worker = syncer_worker(params, config.seed, store=store)
+
+    def transport(sink: Any) -> Listener:
+        limits = Limits.of_elements(layout.elements)
+        listener = Listener(_me(unit), limits, sink, config.listen, learners, _tls(unit))
+        traffic = listener.traffic
+        node.traffic = lambda: (traffic.bytes_in, traffic.bytes_out)
+        return listener
+
+    ready_ns = time.monotonic_ns()
+    return Parts(node, worker, transport, imported_ns - began_ns, ready_ns - imported_ns)
+
+
+def _learner(unit: Unit) -> Parts:
+    began_ns = time.monotonic_ns()
+    from targets.diloco.accelerator import Pacer, StopSleeper
+    from targets.diloco.learner import Learner
+    from targets.diloco.tamper import TamperedTransport
+    from targets.diloco.transport import Dialer
+    from targets.diloco.wire import Limits
+    from targets.diloco.work import layout_of, learner_worker
+
+    config = unit.config
+    params = _params(config.params)
+    number = _number(config.unit, params)
+    address = config.peers.get(SYNCER)
+    if address is None:
+        raise ValueError(f"{config.unit} was told no address of {SYNCER!r}")
+    layout = layout_of(params)
+    node = Learner(config.unit, params, SYNCER, layout.digest(config.seed))
+    pacer = Pacer(
+        params.step_ns(number), time.monotonic_ns, StopSleeper(unit.stopping), unit.tuning
+    )
+    worker: Any = learner_worker(
+        params,
+        number,
+        config.seed,
+        life=unit.incarnation,
+        cache_dir=config.cache_dir,
+        pacing=pacer,
+    )
+    imported_ns = time.monotonic_ns()
+    trainer = getattr(worker, "trainer", None)
+    if trainer is not None:
+        trainer.warm()
+
+    def transport(sink: Any) -> TamperedTransport:
+        limits = Limits.of_elements(layout.elements)
+        dialer = Dialer(_me(unit), limits, sink, SYNCER, address, _tls(unit))
+        return TamperedTransport(dialer, unit.tuning)
+
+    ready_ns = time.monotonic_ns()
+    return Parts(node, worker, transport, imported_ns - began_ns, ready_ns - imported_ns)
+
+
+def _params(values: dict[str, Any]) -> DilocoParams:
+    import msgspec
+
+    from targets.diloco.params import DilocoParams
+
+    # The composer validated them; this only brings JSON's lists back into tuples.
+    params = msgspec.convert(values, DilocoParams)
+    if problems := params.problems():
+        raise ValueError("; ".join(problems))
+    return params
+
+
+def _number(name: str, params: DilocoParams) -> int:
+    for number in range(params.learners):
+        if params.learner_name(number) == name:
+            return number
+    raise ValueError(f"{name!r} is none of the {params.learners} learners")
+
+
+def _me(unit: Unit) -> Identity:
+    from targets.diloco.transport import Identity
+
+    config = unit.config
+    return Identity(config.run, config.unit, unit.incarnation, config.token)
+
+
+def _tls(unit: Unit) -> Tls | None:
+    from targets.diloco.transport import Tls
+
+    files = unit.config.config.get("tls")
+    return None if files is None else Tls(*(Path(files[name]) for name in ("ca", "cert", "key")))
+
+
+if __name__ == "__main__":
+    # Before NumPy is imported. Idle OpenBLAS workers disturb the merge kernels, and gRPC's own
+    # log lines about broken links say what the journal says better.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    main(sys.argv, build)
