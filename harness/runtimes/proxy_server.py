@@ -1,0 +1,170 @@
+"""Which proxy server carries a run's links, and how to start it as a process of our own.
+
+The real Toxiproxy server when there is one, else the embedded proxy with the same HTTP API.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from harness.errors import ControlError, LaunchError
+from harness.runtimes.places import Ports
+from harness.runtimes.toxiproxy import Links
+
+VARIABLE = "DILOCO_CHAOS_TOXIPROXY"
+NAMES = ("toxiproxy-server", "toxiproxy")
+LOCAL = Path(".chaos/bin/toxiproxy-server")
+"""Also looked for, relative to the current directory."""
+START_S = 20.0
+TRIES = 4
+INSTALL = "go install github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0"
+
+
+def locate() -> str | None:
+    """Path of a Toxiproxy server, or None.
+
+    Raises :class:`LaunchError` when ``$DILOCO_CHAOS_TOXIPROXY`` names something else: who asks
+    for a certain server must not silently get another.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise LaunchError(f"{VARIABLE} is {named}, which is no program that can be run")
+        return found
+    for name in NAMES:
+        if found := shutil.which(name):
+            return found
+    if os.access(LOCAL, os.X_OK):
+        return str(LOCAL.resolve())
+    return _installed_by_go()
+
+
+def _installed_by_go() -> str | None:
+    """``go install`` calls the server plainly "server"; only its own words tell what it is."""
+    roots = [os.environ.get("GOBIN"), os.path.join(os.environ.get("GOPATH", ""), "bin")]
+    for root in (*roots, str(Path.home() / "go" / "bin")):
+        program = shutil.which("server", path=root) if root else None
+        if program and _says_toxiproxy(program):
+            return program
+    return None
+
+
+def _says_toxiproxy(program: str) -> bool:
+    try:
+        said = subprocess.run([program, "-version"], capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"toxiproxy" in said.stdout.lower()
+
+
+def command(choice: str, port: int, seed: int) -> list[str]:
+    """The command line of a server on ``port``; ``choice`` is auto, embedded or toxiproxy."""
+    program = None if choice == "embedded" else locate()
+    if program is not None:
+        return [program, "-host", "127.0.0.1", "-port", str(port)]
+    if choice == "toxiproxy":
+        raise LaunchError(
+            f"no Toxiproxy server on this machine; install it ({INSTALL}, or a package), name "
+            f'it in {VARIABLE}, or use proxy = "embedded"'
+        )
+    module = "harness.runtimes.embedded_proxy"
+    return [sys.executable, "-m", module, "--port", str(port), "--seed", str(seed)]
+
+
+class ProxyServer:
+    """A running server and the adapter to it.
+
+    ``started`` is called with the process before anything is asked of it, so that whoever
+    answers for its removal knows it. Raises :class:`LaunchError` when no server comes up.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        log: IO[bytes],
+        choice: str = "auto",
+        seed: int = 0,
+        environment: dict[str, str] | None = None,
+        started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+    ) -> None:
+        self.process: subprocess.Popen[bytes]
+        self.links: Links
+        problems = []
+        for _ in range(TRIES):
+            port = ports.take()
+            line = command(choice, port, seed)
+            try:
+                self._start(line, port, log, environment, started)
+            except ControlError as error:
+                problems.append(str(error))
+            else:
+                return
+        raise LaunchError(
+            f"the proxy server ({line[0]}) did not come up in {TRIES} tries: "
+            f"{'; '.join(problems)}; see {getattr(log, 'name', 'its log')}"
+        )
+
+    @property
+    def version(self) -> str:
+        """``embedded``, or ``toxiproxy VERSION``."""
+        said = self.links.version()
+        return said if said == "embedded" else f"toxiproxy {said}"
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """End the server; safe to call twice."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def _start(
+        self,
+        line: list[str],
+        port: int,
+        log: IO[bytes],
+        environment: dict[str, str] | None,
+        started: Callable[[subprocess.Popen[bytes]], None],
+    ) -> None:
+        self.process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            started(self.process)
+            self.links = Links("127.0.0.1", port)
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                self.links.version()
+                break
+            except ControlError as error:
+                if self.process.poll() is not None:
+                    why = f"exit status {self.process.returncode}"
+                    raise ControlError(f"{error} ({why})") from error
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.01)
+        # Somebody else's server may answer on this port while ours fails to get it.
+        if self.links.names() or self.process.poll() is not None:
+            raise ControlError(f"{self.links.address} belongs to another proxy server")

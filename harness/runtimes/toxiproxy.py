@@ -1,0 +1,273 @@
+"""The one place that knows toxiproxy-python, and what its server does that one must know.
+
+* The client keeps the server's address in class attributes. Each :class:`Links` works on a
+  private copy of the package, so two servers in one process do not get mixed up, and a user's
+  own toxiproxy-python is left alone.
+* The client sets no timeouts. Every call here has a deadline and raises
+  :class:`~harness.errors.ControlError` that says what to do.
+* The client honours proxy variables of the environment; here a local address stays local.
+* The server accepts impossible values; they are refused here before they get there.
+* Removing a toxic can hang when the link below it died with data pending, and removing
+  ``timeout`` ends connections anyway: healing deletes the proxy and creates it anew, except for
+  latency and bandwidth above 0, which live connections survive.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import requests
+
+from faults.base import LinkState
+from harness.errors import ControlError
+from harness.runtimes.toxics import Toxics, ends_links, toxics_for
+
+CALL_S = 3.0
+"""Longest silence of the server in one call."""
+PROBE_S = 2.0
+"""How long a healed link may take to accept a connection."""
+
+_copies = itertools.count()
+
+
+@dataclass
+class _Link:
+    """What is known of a proxy on the server."""
+
+    listen: str
+    upstream: str
+    toxics: Toxics
+    enabled: bool = True
+
+
+class Links:
+    """The proxy links on one server (Toxiproxy or embedded).
+
+    ``call_s`` bounds each call to the server. Methods raise :class:`ControlError`; after one
+    the state of the link it was about is unknown, and the next ``set_state`` creates it anew.
+    Calls from several threads are carried out one after the other. ``probe`` is off where the
+    links listen on a network that this process cannot reach.
+    """
+
+    def __init__(self, host: str, port: int, call_s: float = CALL_S, probe: bool = True) -> None:
+        self.address = f"{host}:{port}"
+        self._probes = probe
+        self._session = requests.Session()
+        self._session.trust_env = False  # a proxy variable must not capture a local address
+        self._session.headers["Connection"] = "close"
+        self._known: dict[str, _Link] = {}
+        self._broken: set[str] = set()
+        self._lock = threading.RLock()
+        self._call_s = call_s
+        self._module = _private_copy()
+        self._client = self._module.Toxiproxy()
+        self._client.update_api_consumer(host, port)
+        consumer = self._module.api.APIConsumer
+        for method in ("get", "post", "delete"):
+            setattr(consumer, method, partial(self._request, method))
+
+    # --- what runtimes call ---
+
+    def version(self) -> str:
+        """What the server says it is."""
+        reply = self._call("ask for the version", lambda: self._get("/version"))
+        return str(reply.json()["version"])
+
+    def names(self) -> tuple[str, ...]:
+        """Every proxy on the server, ours or not."""
+        return tuple(self._call("list the links", self._client.proxies))
+
+    def toxics(self) -> tuple[str, ...]:
+        """Every toxic on the server as ``link/toxic``."""
+        found = self._call("list the toxics", lambda: self._get("/proxies").json())
+        return tuple(f"{name}/{t['name']}" for name, p in found.items() for t in p["toxics"])
+
+    def create(self, name: str, listen: str, upstream: str) -> str:
+        """Create a healthy link; returns the address on which it listens."""
+        with self._lock:
+            self._make(name, listen, upstream, enabled=True)
+            return self._known[name].listen
+
+    def delete(self, name: str) -> None:
+        """Remove a link and end its connections; one that is not there is no mistake."""
+        with self._lock:
+            self._destroy(name)
+            self._known.pop(name, None)
+            self._broken.discard(name)
+
+    def set_state(self, name: str, state: LinkState) -> str:
+        """Bring the link into ``state``; returns a note. Safe to call twice.
+
+        A link that becomes healthy is probed: it must accept a connection.
+        Raises ``ValueError`` for an impossible state.
+        """
+        wanted = toxics_for(state)
+        with self._lock:
+            link = self._known.get(name)
+            if link is None:
+                raise ControlError(f"there is no link {name} on the proxy at {self.address}")
+            recreate = name in self._broken or any(
+                ends_links(value) and wanted.get(toxic) != value
+                for toxic, value in link.toxics.items()
+            )
+            self._broken.add(name)  # until every step has succeeded
+            note = self._bring(name, link, wanted, not state.refused, recreate)
+            self._broken.discard(name)
+        if state.healthy and self._probes:
+            self._probe(name, link.listen)
+        return note
+
+    # --- steps ---
+
+    def _bring(self, name: str, link: _Link, wanted: Toxics, enabled: bool, recreate: bool) -> str:
+        if not enabled and not recreate:
+            # Nobody gets through to meet a toxic; closing comes first.
+            self._enable(name, link, False)
+        if recreate:
+            self._destroy(name)
+            self._make(name, link.listen, link.upstream, enabled=enabled and not wanted)
+            link = self._known[name]
+        for toxic in [t for t in link.toxics if t not in wanted]:
+            self._drop_toxic(name, link, toxic)
+        for toxic, value in wanted.items():
+            if link.toxics.get(toxic) != value:
+                self._put_toxic(name, link, toxic, value)
+        if enabled != link.enabled:
+            self._enable(name, link, enabled)
+        return "link created anew" if recreate else ""
+
+    def _make(self, name: str, listen: str, upstream: str, enabled: bool) -> None:
+        made = self._call(
+            f"create link {name} on {listen}",
+            lambda: self._client.create(upstream, name, listen, enabled),
+        )
+        self._known[name] = _Link(made.listen, upstream, {}, enabled)
+
+    def _destroy(self, name: str) -> None:
+        try:
+            self._call(
+                f"delete link {name}",
+                lambda: self._module.api.APIConsumer.delete(f"/proxies/{name}"),
+            )
+        except ControlError as error:
+            if not isinstance(error.__cause__, self._module.exceptions.NotFound):
+                raise
+
+    def _enable(self, name: str, link: _Link, enabled: bool) -> None:
+        if link.enabled != enabled:
+            proxy = self._proxy(name, link)
+            self._call(
+                f"{'enable' if enabled else 'disable'} link {name}",
+                proxy.enable if enabled else proxy.disable,
+            )
+            link.enabled = enabled
+
+    def _put_toxic(
+        self, name: str, link: _Link, toxic: str, value: tuple[str, str, dict[str, int]]
+    ) -> None:
+        kind, stream, attributes = value
+        if toxic in link.toxics:
+            body = {"attributes": attributes}
+            path = f"/proxies/{name}/toxics/{toxic}"
+            self._call(
+                f"change {toxic} on link {name}",
+                lambda: self._module.api.APIConsumer.post(path, json=body),
+            )
+        else:
+            proxy = self._proxy(name, link)
+            self._call(
+                f"put {toxic} on link {name}",
+                lambda: proxy.add_toxic(
+                    name=toxic, type=kind, stream=stream, toxicity=1.0, attributes=attributes
+                ),
+            )
+        link.toxics[toxic] = value
+
+    def _drop_toxic(self, name: str, link: _Link, toxic: str) -> None:
+        proxy = self._proxy(name, link)
+        self._call(f"take {toxic} off link {name}", lambda: proxy.destroy_toxic(toxic))
+        del link.toxics[toxic]
+
+    def _proxy(self, name: str, link: _Link) -> Any:
+        return self._module.Proxy(
+            name=name, upstream=link.upstream, enabled=link.enabled, listen=link.listen
+        )
+
+    def _get(self, path: str) -> Any:
+        return self._module.api.APIConsumer.get(path)
+
+    def _request(self, method: str, url: str, **options: Any) -> requests.Response:
+        """What the library's own three calls do, with a deadline, and no status overlooked."""
+        response = self._session.request(
+            method, f"http://{self.address}{url}", timeout=self._call_s, **options
+        )
+        self._module.api.validate_response(response)
+        if response.status_code >= 400:
+            raise ControlError(f"the server answered {response.status_code}: {response.text}")
+        return response
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            with self._lock:
+                return call()
+        except ControlError as error:
+            raise ControlError(f"cannot {what}: {error}") from error
+        except requests.Timeout as error:
+            raise ControlError(
+                f"cannot {what}: the proxy server at {self.address} did not answer within "
+                f"{self._call_s:g} s; a dead link can keep its lock (end the server: a new run "
+                "starts a new one)"
+            ) from error
+        except requests.RequestException as error:
+            raise ControlError(
+                f"cannot {what}: no proxy server at {self.address} ({_brief(error)}); its log "
+                "says why it ended"
+            ) from error
+        except Exception as error:  # the library's own three, and what it makes of odd answers
+            raise ControlError(f"cannot {what}: {type(error).__name__} {error}") from error
+
+    def _probe(self, name: str, listen: str) -> None:
+        host, _, port = listen.rpartition(":")
+        deadline = time.monotonic() + PROBE_S
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=PROBE_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise ControlError(
+                        f"link {name} was healed but {listen} accepts no connection: {error}"
+                    ) from error
+            time.sleep(0.01)
+
+
+def _private_copy() -> ModuleType:
+    """toxiproxy-python loaded once more, under a name of its own."""
+    original = importlib.util.find_spec("toxiproxy")
+    assert original is not None
+    assert original.origin is not None
+    name = f"_toxiproxy_{next(_copies)}"
+    spec = importlib.util.spec_from_file_location(
+        name, original.origin, submodule_search_locations=[str(Path(original.origin).parent)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its own relative imports look here
+    spec.loader.exec_module(module)
+    return module
+
+
+def _brief(error: Exception) -> str:
+    return str(error).rpartition("] ")[2].strip("')") or type(error).__name__
