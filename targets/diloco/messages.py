@@ -225,14 +225,20 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadAll:
-    """The syncer's current fragments, for a newcomer; ``peer`` says for whom.
-
-    ``versions`` are the node's own; a worker that is ahead (the process died between the
-    worker's file and the node's ``Save``) steps back to them. Empty: whatever the worker holds.
-    """
+    """The syncer's current fragments, for a newcomer; ``peer`` says for whom."""
 
     peer: str
-    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Take the parameters and outer state of ``versions``, one per fragment; None is returned.
+
+    The first job of a syncer that was there before. Its worker keeps a merge before the node
+    saves the version, so after a death it may hold one merge more than the node knows of.
+    """
+
+    versions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +248,4 @@ class AllFragments:
     payloads: tuple[Payload, ...]
 
 
-Job = TrainStep | Adopt | LoadAll | Read | Merge | ReadAll
+Job = TrainStep | Adopt | LoadAll | Read | Merge | ReadAll | Restore

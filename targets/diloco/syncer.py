@@ -76,6 +76,7 @@ from targets.diloco.messages import (
     ReadAll,
     Refused,
     Report,
+    Restore,
     Welcome,
 )
 from targets.diloco.params import DilocoParams
@@ -203,6 +204,9 @@ class Syncer:
             saved = event.saved.get(f"fragment/{fragment}")
             if saved is not None:
                 self._resume(fragment, saved)
+        if any(self.versions):
+            # First in the lane: the worker may have stored one merge that was never saved here.
+            self._out.append(Work(Restore(tuple(self.versions))))
         self._open(max(self.committed) + 1)
         self._attempt = self._opened
 
@@ -575,6 +579,13 @@ class Syncer:
             self._admitted = {}
             self._retry("the merge failed")
             self._advance()
+            return
+        if isinstance(event.job, Restore):
+            # Going on would broadcast other parameters under versions that learners hold.
+            self._stopped = True
+            why = f"the state that was saved cannot be restored: {event.why}"
+            self._note(UnitEnded, why=why)
+            self._out.append(Stop(why, code=1))
             return
         peer = self.roster.by_name[event.job.peer]
         peer.reading = 0

@@ -6,20 +6,9 @@ The ``scripted`` trainer has workers of its own (``targets.diloco.work_scripted`
 
 **Snapshots.** A pull is answered while the next step runs, from the parameters after the last
 completed main-lane job. What a learner sends must be exactly what its counters say, so a
-threaded driver holds one lock whenever it (a) calls ``publish`` and hands the finished job's
-result to the node, and (b) hands a message to the node and calls ``bind`` for the reads it asked
-for::
-
-    result = worker.compute(job)              # main thread, no lock
-    with lock:
-        worker.publish(); effects = node.handle(WorkDone(job, result), now)
-
-    with lock:
-        effects = node.handle(Received(...), now)
-        tasks = [worker.bind(e.job) for e in effects if reads(e)]
-    task()                                    # io thread, no lock
-
-``run`` does all of it at once, for drivers without threads.
+threaded driver (``targets.live``) holds its one lock when it calls ``publish`` and tells the node
+of the finished job, and when it hands a message to the node and calls ``bind`` for the jobs the
+node asked for. ``run`` does all of it at once, for drivers without threads.
 """
 
 from __future__ import annotations
@@ -49,6 +38,7 @@ from targets.diloco.messages import (
     Payload,
     Read,
     ReadAll,
+    Restore,
     StepResult,
     TrainStep,
 )
@@ -109,7 +99,7 @@ def cost_ns(job: Job, step_ns: int, layout_bytes: Sequence[int], costs: Costs) -
             return costs.moved(costs.load_ns, sum(layout_bytes))
         case Merge(fragment=fragment, inputs=inputs):
             return costs.moved(costs.merge_ns, len(inputs) * layout_bytes[fragment])
-        case ReadAll():
+        case ReadAll() | Restore():
             return costs.moved(costs.read_all_ns, sum(layout_bytes))
 
 
@@ -122,25 +112,28 @@ class LearnerWorker:
         params: DilocoParams,
         learner: int,
         pacing: Pacing | None = None,
+        tuning: Callable[[], Tuning] | None = None,
         costs: Costs | None = None,
     ) -> None:
         self.trainer = trainer
         self.layout = trainer.layout
         self.costs = costs or Costs()
         self.tuning = Tuning()
-        """Set by the driver; only ``update`` matters here (the pacer sees to the rest)."""
+        """Set by the simulator; a real unit passes a function that is asked instead. Only
+        ``update`` matters here, the rest is the pacer's affair."""
+        self._ask = tuning
         self._params = params
         self._step_ns = params.step_ns(learner)
         self._pacing = pacing
         self._snapshot: Snapshot | None = None
+        self._loaded = False
         self._bytes = [4 * n for n in self.layout.elements]
 
     def run(self, job: Job) -> Any:
         """Carry out ``job`` and make its outcome visible to reads; see the module."""
-        if isinstance(job, Read):
-            return self.bind(job)()
-        result = self.compute(job)
-        self.publish()
+        result = self.bind(job)()
+        if not isinstance(job, Read):
+            self.publish()
         return result
 
     def compute(self, job: Job) -> Any:
@@ -157,18 +150,23 @@ class LearnerWorker:
                 return None
             case LoadAll(payloads=payloads):
                 self.trainer.load([self._open(p, payload) for p, payload in enumerate(payloads)])
+                self._loaded = True
                 return Loaded(dict(self.trainer.digests()))
         raise TypeError(f"not a job of a learner's main lane: {type(job).__name__}")
 
     def publish(self) -> None:
-        """Let reads see the parameters as they are now."""
-        self._snapshot = self.trainer.snapshot()
+        """Let reads see the parameters as they are now; nothing before the first ``LoadAll``."""
+        if self._loaded:
+            self._snapshot = self.trainer.snapshot()
 
-    def bind(self, job: Read) -> Callable[[], Payload]:
-        """What answers ``job`` from the snapshot published last, whenever it is called."""
+    def bind(self, job: Job) -> Callable[[], Any]:
+        """``job`` as a call. A read is answered from the snapshot published last before now."""
+        if not isinstance(job, Read):
+            return partial(self.compute, job)
         if self._snapshot is None:
             raise RuntimeError("a fragment was asked for before the learner had any parameters")
-        return partial(self._read, self._snapshot, job.fragment, self.tuning.update)
+        tuning = self.tuning if self._ask is None else self._ask()
+        return partial(self._read, self._snapshot, job.fragment, tuning.update)
 
     def cost_ns(self, job: Job) -> int:
         """Virtual duration of ``job`` on a chip that nothing slows."""
@@ -199,8 +197,7 @@ class SyncerWorker:
 
     ``initial`` is in the layout's tensor order and version 0 of every fragment. With a ``store``
     every merge is durable before its result is returned, and a later life begins with the newest
-    versions. The node's versions are what counts: should it have died between the worker's file
-    and its own ``Save``, the worker steps back to the version that a job builds upon.
+    versions. The node's versions are what counts (see :class:`Restore`).
     """
 
     def __init__(
@@ -229,9 +226,9 @@ class SyncerWorker:
         self._bytes = [4 * n for n in layout.elements]
         self._versions = [0] * len(self._theta)
         if store is not None:
-            self.restore([max(store.versions(p), default=0) for p in range(len(self._theta))])
+            self._restore([max(store.versions(p), default=0) for p in range(len(self._theta))])
 
-    def restore(self, versions: Sequence[int]) -> None:
+    def _restore(self, versions: Sequence[int]) -> None:
         """Go to ``versions`` (one per fragment). Raises ``storage.StateError`` when one of them
         is not at hand, naming it."""
         for fragment, version in enumerate(versions):
@@ -241,12 +238,18 @@ class SyncerWorker:
                 self._payloads[fragment] = None
 
     def run(self, job: Job) -> Any:
-        """Carry out :class:`Merge` or :class:`ReadAll`."""
+        """Carry out :class:`Merge`, :class:`ReadAll` or :class:`Restore`.
+
+        A merge of version v builds upon version v - 1, whatever is held. Raises
+        ``storage.StateError`` when that is not at hand any more.
+        """
         match job:
             case Merge():
                 return self._merged(job)
-            case ReadAll(versions=versions):
-                self.restore(versions)
+            case Restore(versions=versions):
+                self._restore(versions)
+                return None
+            case ReadAll():
                 return AllFragments(tuple(self._payload(p) for p in range(len(self._theta))))
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")
 
@@ -272,7 +275,7 @@ class SyncerWorker:
     def _align(self, fragment: int, version: int) -> None:
         wanted = list(self._versions)
         wanted[fragment] = version
-        self.restore(wanted)
+        self._restore(wanted)
 
     def _merged(self, job: Merge) -> MergeResult:
         self._align(job.fragment, job.version - 1)
@@ -372,15 +375,16 @@ def learner_worker(
     life: int = 1,
     cache_dir: str = "",
     pacing: Pacing | None = None,
+    tuning: Callable[[], Tuning] | None = None,
 ) -> Worker:
-    """The worker of the learner with that number."""
+    """The worker of the learner with that number; ``cache_dir`` is for compiled code."""
     if params.trainer == "scripted":
         from targets.diloco.work_scripted import ScriptedLearner
 
         return ScriptedLearner(layout_of(params), params, learner, pacing)
     module = trainers.load(params.trainer)
     trainer = module.create(params, learner, seed, life=life, cache_dir=cache_dir)
-    return LearnerWorker(trainer, params, learner, pacing)
+    return LearnerWorker(trainer, params, learner, pacing, tuning)
 
 
 def syncer_worker(

@@ -7,6 +7,8 @@ lost or doubled contribution still changes the digest of the merge.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from faults.base import Tuning
@@ -22,6 +24,7 @@ from targets.diloco.messages import (
     Payload,
     Read,
     ReadAll,
+    Restore,
     StepResult,
     TrainStep,
 )
@@ -63,7 +66,7 @@ class ScriptedLearner:
 
     def run(self, job: Job) -> Any:
         """Carry out ``job``."""
-        return self.bind(job)() if isinstance(job, Read) else self.compute(job)
+        return self.bind(job)()
 
     def compute(self, job: Job) -> Any:
         """Carry out a main-lane job."""
@@ -81,8 +84,10 @@ class ScriptedLearner:
     def publish(self) -> None:
         """Nothing to publish: reads see the counters."""
 
-    def bind(self, job: Read) -> Any:
-        """What answers ``job``, as of now."""
+    def bind(self, job: Job) -> Callable[[], Any]:
+        """``job`` as a call; the answer to a read is fixed now."""
+        if not isinstance(job, Read):
+            return partial(self.compute, job)
         dtype = self._params.wire_up
         digest = _hash(self._name, self._steps, self._adopted[job.fragment])
         nbytes = self._elements[job.fragment] * codec.BYTES[dtype]
@@ -122,7 +127,7 @@ class ScriptedSyncer:
         self._versions = [0] * len(layout.fragments)
 
     def run(self, job: Job) -> Any:
-        """Carry out :class:`Merge` or :class:`ReadAll`."""
+        """Carry out :class:`Merge`, :class:`ReadAll` or :class:`Restore`."""
         match job:
             case Merge(fragment=fragment, version=version, inputs=inputs):
                 if len(inputs) < self._quorum:
@@ -131,8 +136,10 @@ class ScriptedSyncer:
                 self._versions[fragment] = version
                 digest = self._memory[fragment, version] = _hash(fragment, version, parts)
                 return MergeResult(self._payload(fragment), {}, digest, True, self._rules[fragment])
-            case ReadAll(versions=versions):
-                self._versions = list(versions) or self._versions
+            case Restore(versions=versions):
+                self._versions = list(versions)
+                return None
+            case ReadAll():
                 return AllFragments(tuple(self._payload(p) for p in range(len(self._versions))))
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")
 
