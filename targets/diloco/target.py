@@ -1,0 +1,214 @@
+"""The Decoupled DiLoCo target: parameters checked, units described, nodes and workers made."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from harness.errors import SpecError
+from harness.events import AnyEvent, Merged, UnitInfo
+from targets.base import Node, UnitSpec, Worker
+from targets.diloco import trainers
+from targets.diloco.params import DilocoParams
+from targets.diloco.storage import MemoryStore
+from targets.diloco.trainers.base import Layout
+from targets.diloco.work import learner_worker, syncer_worker
+
+SYNCER = "syncer"
+
+
+class _Checked(DilocoParams):
+    """The same fields; pydantic also refuses infinities and NaN."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
+
+
+_FIELDS = {field.name: field for field in fields(DilocoParams)}
+_adapter: TypeAdapter[_Checked] = TypeAdapter(_Checked)
+
+
+def create(params: Mapping[str, Any], seed: int) -> DilocoTarget:
+    """The target; raises ``harness.errors.SpecError`` that names every bad parameter."""
+    return DilocoTarget(read_params(params), seed)
+
+
+def params_schema() -> dict[str, Any]:
+    """JSON schema of ``[target] params``, for editors."""
+    schema = _adapter.json_schema()
+    return {**schema, "title": "DilocoParams", "additionalProperties": False}
+
+
+def read_params(given: Mapping[str, Any]) -> DilocoParams:
+    """``given`` with defaults filled in; raises ``SpecError`` with all mistakes at once."""
+    problems = [_unknown(name) for name in given if name not in _FIELDS]
+    known = {name: value for name, value in given.items() if name in _FIELDS}
+    checked, wrong = _typed(known)
+    problems += [f"{name}: {why}" for name, why in wrong]
+    bad = {name.split("[")[0] for name, _ in wrong}
+    # A rule over several fields says nothing when one of them is wrong by itself.
+    problems += [p for p in checked.problems() if not any(name in p for name in bad)]
+    if not bad & {"trainer", "model", "data", "scripted_elements"}:
+        problems += _of_trainer(checked, fragments="fragments" not in bad)
+    if problems:
+        raise SpecError("target.params", problems)
+    return DilocoParams(**{name: getattr(checked, name) for name in _FIELDS})
+
+
+def _typed(known: Mapping[str, Any]) -> tuple[_Checked, list[tuple[str, str]]]:
+    """(params with defaults in place of wrong fields, (field, what is wrong) pairs)."""
+    # Through JSON and strictly: lists are tuples, integers are floats, and nothing else converts.
+    text = json.dumps(dict(known), default=repr)
+    try:
+        return _adapter.validate_json(text, strict=True), []
+    except ValidationError as error:
+        wrong = [
+            (_place(e["loc"]), f"{e['msg']}, not {_short(e['input'])}") for e in error.errors()
+        ]
+    bad = {name.split("[")[0] for name, _ in wrong}
+    sound = {name: value for name, value in known.items() if name not in bad}
+    return _adapter.validate_json(json.dumps(sound, default=repr), strict=True), wrong
+
+
+def _of_trainer(params: DilocoParams, fragments: bool) -> list[str]:
+    """What the trainer and the parameter layout object to."""
+    module = trainers.load(params.trainer)
+    problems = module.problems(params)
+    if fragments and not problems:
+        try:
+            Layout.of(module.tensors(params), params.fragments)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, _FIELDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(_FIELDS)}"
+    return f"{name}: unknown parameter ({hint})"
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    name, *rest = loc
+    return str(name) + "".join(f"[{part}]" for part in rest if isinstance(part, int))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class DilocoTarget:
+    """Implements ``targets.base.Target``. Nodes and workers are for the simulated runtime."""
+
+    name = "diloco"
+
+    def __init__(self, checked: DilocoParams, seed: int) -> None:
+        self.checked = checked
+        self.seed = seed
+        self.params: Mapping[str, Any] = json.loads(_adapter.dump_json(_as_checked(checked)))
+        self._learners = [checked.learner_name(i) for i in range(checked.learners)]
+        # What a simulated syncer's disk keeps of its arrays between two lives.
+        self._store = MemoryStore()
+        self._memory: dict[tuple[int, int], str] = {}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The parameter tensors and their fragments."""
+        module = trainers.load(self.checked.trainer)
+        return Layout.of(module.tensors(self.checked), self.checked.fragments)
+
+    @cached_property
+    def layout_digest(self) -> str:
+        """What every ``Hello`` must carry."""
+        return self.layout.digest(self.seed)
+
+    def units(self) -> Sequence[UnitSpec]:
+        """The syncer, then the learners, each of which dials the syncer."""
+        syncer = UnitSpec(UnitInfo(name=SYNCER, role="syncer"))
+        return [syncer, *(self._learner(i) for i in range(self.checked.learners))]
+
+    def _learner(self, index: int) -> UnitSpec:
+        params = self.checked
+        info = UnitInfo(
+            name=params.learner_name(index),
+            role="learner",
+            group=params.group(index),
+            speed=params.speed(index),
+            tokens_per_step=trainers.load(params.trainer).tokens_per_step(params, index),
+            step_time_ns=params.step_ns(index),
+        )
+        return UnitSpec(info, links=(SYNCER,), config={"index": index})
+
+    def fragments(self) -> tuple[int, ...]:
+        """Elements in each fragment."""
+        return self.layout.elements
+
+    def node(self, unit: str) -> Node:
+        """A fresh node; raises ``KeyError`` for a name that is none of ours."""
+        from targets.diloco.learner import Learner
+        from targets.diloco.syncer import Syncer
+
+        if unit == SYNCER:
+            return Syncer(
+                SYNCER, self.checked, self._learners, self.layout_digest, self.layout.elements
+            )
+        self._index(unit)
+        return Learner(unit, self.checked, SYNCER, self.layout_digest)
+
+    def worker(self, unit: str) -> Worker:
+        """A fresh worker; the syncer's finds what earlier lives of it made durable."""
+        if unit == SYNCER:
+            return syncer_worker(self.checked, self.seed, store=self._store, memory=self._memory)
+        index = self._index(unit)
+        self._lives[unit] = self._lives.get(unit, 0) + 1
+        return learner_worker(self.checked, index, self.seed, life=self._lives[unit])
+
+    @cached_property
+    def _lives(self) -> dict[str, int]:
+        return {}
+
+    def module(self) -> str:
+        """What a real unit runs."""
+        return "targets.diloco.serve"
+
+    def steady(self) -> SteadyMerges:
+        """Steady once every learner took part in a merge of every fragment."""
+        return SteadyMerges(self._learners, self.checked.fragments)
+
+    def _index(self, unit: str) -> int:
+        try:
+            return self._learners.index(unit)
+        except ValueError:
+            raise KeyError(f"{unit} is no unit of this target") from None
+
+
+def _as_checked(params: DilocoParams) -> _Checked:
+    return _Checked(**{name: getattr(params, name) for name in _FIELDS})
+
+
+class SteadyMerges:
+    """Implements ``targets.base.SteadyDetector``: one full cycle of fragments from everybody."""
+
+    def __init__(self, learners: Sequence[str], fragments: int) -> None:
+        self._missing = {name: set(range(fragments)) for name in learners}
+        self._fragments = fragments
+
+    def observe(self, event: AnyEvent) -> None:
+        """Only merges matter."""
+        if isinstance(event, Merged):
+            for contribution in event.contributions:
+                self._missing.get(contribution.unit, set()).discard(event.fragment)
+
+    def verdict(self) -> tuple[bool, str]:
+        """(reached, who is still missing from how many fragments)."""
+        late = {name: len(left) for name, left in self._missing.items() if left}
+        if not late:
+            return True, f"every learner was merged into all {self._fragments} fragments"
+        listed = ", ".join(f"{name} ({left})" for name, left in late.items())
+        return False, f"learners not yet merged into every fragment (how many lack): {listed}"
