@@ -129,6 +129,7 @@ class Encoder:
         Raises ``TypeError`` for what is no message and ``ValueError`` for numbers that do not
         fit (negative ones); both are mistakes of our own.
         """
+        body = _body_name(message)
         self._number += 1
         data = _view(message)
         parts = max(1, -(-len(data) // CHUNK_BYTES))
@@ -144,7 +145,7 @@ class Encoder:
         )
         first = pb.Header()
         first.CopyFrom(header)
-        _fill(getattr(first, _body_name(message)), message)
+        _fill(getattr(first, body), message)
         yield _seal(first, data[:CHUNK_BYTES])
         for part in range(1, parts):
             header.part = part
