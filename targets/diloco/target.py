@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from harness.errors import SpecError
 from harness.events import AnyEvent, Merged, UnitInfo
+from targets import parameters
 from targets.base import Node, UnitSpec, Worker
 from targets.diloco import trainers
 from targets.diloco.params import DilocoParams
@@ -23,16 +19,6 @@ from targets.diloco.work import learner_worker, syncer_worker
 SYNCER = "syncer"
 
 
-class _Checked(DilocoParams):
-    """The same fields; pydantic also refuses infinities and NaN."""
-
-    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
-
-
-_FIELDS = {field.name: field for field in fields(DilocoParams)}
-_adapter: TypeAdapter[_Checked] = TypeAdapter(_Checked)
-
-
 def create(params: Mapping[str, Any], seed: int) -> DilocoTarget:
     """The target; raises ``harness.errors.SpecError`` that names every bad parameter."""
     return DilocoTarget(read_params(params), seed)
@@ -40,67 +26,30 @@ def create(params: Mapping[str, Any], seed: int) -> DilocoTarget:
 
 def params_schema() -> dict[str, Any]:
     """JSON schema of ``[target] params``, for editors."""
-    schema = _adapter.json_schema()
-    return {**schema, "title": "DilocoParams", "additionalProperties": False}
+    return parameters.schema(DilocoParams)
 
 
 def read_params(given: Mapping[str, Any]) -> DilocoParams:
     """``given`` with defaults filled in; raises ``SpecError`` with all mistakes at once."""
-    problems = [_unknown(name) for name in given if name not in _FIELDS]
-    known = {name: value for name, value in given.items() if name in _FIELDS}
-    checked, wrong = _typed(known)
-    problems += [f"{name}: {why}" for name, why in wrong]
-    bad = {name.split("[")[0] for name, _ in wrong}
-    # A rule over several fields says nothing when one of them is wrong by itself.
-    problems += [p for p in checked.problems() if not any(name in p for name in bad)]
-    if not bad & {"trainer", "model", "data", "scripted_elements"}:
-        problems += _of_trainer(checked, fragments="fragments" not in bad)
+    found = parameters.read(DilocoParams, given)
+    problems = found.problems + found.about(found.value.problems())
+    if not found.wrong & {"trainer", "model", "data", "scripted_elements"}:
+        problems += found.about(_of_trainer(found.value))
     if problems:
         raise SpecError("target.params", problems)
-    return DilocoParams(**{name: getattr(checked, name) for name in _FIELDS})
+    return found.value
 
 
-def _typed(known: Mapping[str, Any]) -> tuple[_Checked, list[tuple[str, str]]]:
-    """(params with defaults in place of wrong fields, (field, what is wrong) pairs)."""
-    # Through JSON and strictly: lists are tuples, integers are floats, and nothing else converts.
-    text = json.dumps(dict(known), default=repr)
-    try:
-        return _adapter.validate_json(text, strict=True), []
-    except ValidationError as error:
-        wrong = [
-            (_place(e["loc"]), f"{e['msg']}, not {_short(e['input'])}") for e in error.errors()
-        ]
-    bad = {name.split("[")[0] for name, _ in wrong}
-    sound = {name: value for name, value in known.items() if name not in bad}
-    return _adapter.validate_json(json.dumps(sound, default=repr), strict=True), wrong
-
-
-def _of_trainer(params: DilocoParams, fragments: bool) -> list[str]:
+def _of_trainer(params: DilocoParams) -> list[str]:
     """What the trainer and the parameter layout object to."""
     module = trainers.load(params.trainer)
     problems = module.problems(params)
-    if fragments and not problems:
+    if not problems:
         try:
             Layout.of(module.tensors(params), params.fragments)
         except ValueError as error:
             problems.append(str(error))
     return problems
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, _FIELDS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(_FIELDS)}"
-    return f"{name}: unknown parameter ({hint})"
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    name, *rest = loc
-    return str(name) + "".join(f"[{part}]" for part in rest if isinstance(part, int))
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class DilocoTarget:
@@ -111,7 +60,7 @@ class DilocoTarget:
     def __init__(self, checked: DilocoParams, seed: int) -> None:
         self.checked = checked
         self.seed = seed
-        self.params: Mapping[str, Any] = json.loads(_adapter.dump_json(_as_checked(checked)))
+        self.params: Mapping[str, Any] = parameters.plain(checked)
         self._learners = [checked.learner_name(i) for i in range(checked.learners)]
         # What a simulated syncer's disk keeps of its arrays between two lives.
         self._store = MemoryStore()
@@ -186,10 +135,6 @@ class DilocoTarget:
             return self._learners.index(unit)
         except ValueError:
             raise KeyError(f"{unit} is no unit of this target") from None
-
-
-def _as_checked(params: DilocoParams) -> _Checked:
-    return _Checked(**{name: getattr(params, name) for name in _FIELDS})
 
 
 class SteadyMerges:
