@@ -1,0 +1,160 @@
+"""Claims about fragment versions: they rise by one, never fall, and never have two authors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from harness.events import Merged
+from reports.checks.base import Evidence, Finding, holds, not_asked, verdict_of
+from reports.history import History
+from reports.lives import Life, Seen
+
+Violations = list[tuple[str, tuple[int, ...]]]
+
+
+def rise_by_one(e: Evidence) -> Finding:
+    """Check 3: versions rise by one at the syncer and never fall at any learner."""
+    history = e.history
+    if not history.merges:
+        return not_asked("nothing was merged")
+    found: Violations = []
+    notes: list[str] = []
+    for fragment, merges in _by_fragment(history).items():
+        for before, after in pairwise(merges):
+            step = after.event.version - before.event.version
+            if step == 1:
+                continue
+            where = f"fragment {fragment} went from version {before.event.version} to "
+            if step == 2 and _author(before) != _author(after):
+                # A syncer that is killed may lose the line of its very last merge, which it had
+                # made durable and sent: the version exists though the journal lacks it.
+                notes.append(f"{where}{after.event.version} across a restart of the syncer")
+                continue
+            found.append((f"{where}{after.event.version}", (before.line, after.line)))
+    found += _learners(history)
+    last = history.merges[-1].line
+    good = f"{len(history.merges)} versions at the syncer, each one above the last"
+    note = f"; {'; '.join(notes)} (last line of a killed syncer)" if notes else ""
+    return verdict_of(found, holds(good + note, last))
+
+
+def _learners(history: History) -> Violations:
+    found: Violations = []
+    newest = {f: m[-1].event.version for f, m in _by_fragment(history).items()}
+    for unit in history.learners:
+        held: dict[int, tuple[int, int]] = {}
+        for life in history.lives.get(unit, ()):
+            for seen in life.adopted:
+                event = seen.event
+                version, line = held.get(event.fragment, (-1, 0))
+                if event.version < version:
+                    text = f"fragment {event.fragment} at {unit} fell from version {version}"
+                    found.append((f"{text} to {event.version}", (line, seen.line)))
+                ahead = event.version - newest.get(event.fragment, 0)
+                # One version may be ahead: see above on the last line of a killed syncer.
+                if ahead > (1 if _syncer_died(history) or history.cut else 0):
+                    text = f"{unit} holds version {event.version} of fragment {event.fragment}"
+                    found.append((f"{text}, which no syncer committed", (seen.line,)))
+                held[event.fragment] = (event.version, seen.line)
+    return found
+
+
+def one_author(e: Evidence) -> Finding:
+    """Check 8: no two syncers commit the same version."""
+    history = e.history
+    if not history.merges:
+        return not_asked("nothing was merged")
+    found: Violations = []
+    for fragment, merges in _by_fragment(history).items():
+        first: dict[int, Seen[Merged]] = {}
+        for merge in merges:
+            other = first.setdefault(merge.event.version, merge)
+            if other is not merge:
+                text = f"version {merge.event.version} of fragment {fragment} was committed by "
+                who = f"{_name(other)} and again by {_name(merge)}"
+                found.append((text + who, (other.line, merge.line)))
+    newest: dict[str, tuple[int, int]] = {}
+    for merge in history.merges:
+        event = merge.event
+        incarnation, line = newest.get(event.unit, (event.incarnation, merge.line))
+        if event.incarnation < incarnation:
+            text = f"{_name(merge)} committed after incarnation {incarnation} had"
+            found.append((text, (line, merge.line)))
+        else:
+            newest[event.unit] = (event.incarnation, merge.line)
+    authors = sorted({_name(m) for m in history.merges})
+    good = f"{len(history.merges)} commits by {', '.join(authors)}"
+    return verdict_of(found, holds(good, history.merges[-1].line))
+
+
+def survives_syncer(e: Evidence) -> Finding:
+    """Check 4: nothing broadcast is lost when the syncer dies."""
+    history = e.history
+    end = history.teardown_ns or history.end_ns
+    deaths = [
+        life
+        for unit in history.syncers
+        for life in history.lives.get(unit, ())
+        if life.ended_ns is not None and life.ended_ns <= end
+    ]
+    if not deaths:
+        return not_asked("no syncer died")
+    found: Violations = []
+    for death in deaths:
+        found += _reused(history, death)
+    lines = [d.exit.line for d in deaths if d.exit]
+    return verdict_of(
+        found, holds(f"{len(deaths)} syncer deaths; no version that was sent came again", *lines)
+    )
+
+
+def _reused(history: History, death: Life) -> Violations:
+    """Versions that learners or merges show before the death must not be committed after it."""
+    died = death.ended_ns or 0
+    sent: dict[int, tuple[int, int]] = {}
+    for merge in history.merges:
+        if merge.event.t_ns <= died:
+            _keep(sent, merge.event.fragment, merge.event.version, merge.line)
+    for unit in history.learners:
+        for life in history.lives.get(unit, ()):
+            for seen in life.adopted:
+                if seen.event.t_ns <= died:
+                    _keep(sent, seen.event.fragment, seen.event.version, seen.line)
+    found: Violations = []
+    for merge in history.merges:
+        event = merge.event
+        if event.t_ns <= died:
+            continue
+        version, line = sent.get(event.fragment, (-1, 0))
+        if event.version <= version:
+            text = f"version {event.version} of fragment {event.fragment} was committed again"
+            found.append((f"{text} after the syncer died", (line, merge.line)))
+    return found
+
+
+def _keep(sent: dict[int, tuple[int, int]], fragment: int, version: int, line: int) -> None:
+    if version > sent.get(fragment, (-1, 0))[0]:
+        sent[fragment] = (version, line)
+
+
+def _by_fragment(history: History) -> dict[int, list[Seen[Merged]]]:
+    grouped: dict[int, list[Seen[Merged]]] = {}
+    for merge in history.merges:
+        grouped.setdefault(merge.event.fragment, []).append(merge)
+    return dict(sorted(grouped.items()))
+
+
+def _syncer_died(history: History) -> bool:
+    return any(
+        life.ended_ns is not None
+        for unit in history.syncers
+        for life in history.lives.get(unit, ())
+    )
+
+
+def _author(merge: Seen[Merged]) -> tuple[str, int]:
+    return merge.event.unit, merge.event.incarnation
+
+
+def _name(merge: Seen[Merged]) -> str:
+    return f"{merge.event.unit} (incarnation {merge.event.incarnation})"

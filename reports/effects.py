@@ -1,0 +1,318 @@
+"""Three facts about each fault, never mixed: planned, executed, effective.
+
+*Effective* means that the fault shows in the victim's own behaviour: it exited, its steps stopped
+or changed, its link broke or fell silent, pulls from it took longer, its updates were refused. That
+we asked for a fault and that the call returned proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
+
+from harness.events import Heard, LinkDown, Step
+from reports.history import History
+from reports.lives import FaultWindow, Seen
+
+EXIT_SLACK_NS = 5_000_000_000
+"""An exit this long after its kill returned is still put down to it (engines tell late)."""
+
+_SILENCE_SLACK_NS = 3_000_000_000
+"""A link may be noticed as broken this long after the fault ended."""
+
+_BEFORE_NS = 10_000_000_000
+"""Behaviour before a fault is taken from up to this long before it."""
+
+_SAMPLES_MIN = 3
+
+
+@dataclass(frozen=True)
+class Effect:
+    """When a fault first showed, a sentence that says how, and the lines that prove it."""
+
+    at_ns: int
+    how: str
+    what: str
+    """exit, stopped, slowed, link, unheard, pulls or refused."""
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FaultFact:
+    """One fault on one unit with its three facts. ``why_not`` explains a missing effect."""
+
+    window: FaultWindow
+    effect: Effect | None
+    why_not: str = ""
+
+    @property
+    def executed(self) -> bool:
+        """Whether the action was carried out."""
+        return self.window.executed_ns is not None
+
+    @property
+    def control(self) -> bool:
+        """Whether this is the do-nothing fault, which must not have an effect."""
+        return self.window.kind == "noop"
+
+
+Detector = Callable[[History, FaultWindow], Effect | None]
+
+
+def judge_faults(history: History) -> list[FaultFact]:
+    """The three facts of every fault in the journal, in its order."""
+    facts: list[FaultFact] = []
+    claimed: set[int] = set()
+    for window in history.faults:
+        fact = _judge(history, window, claimed)
+        if fact.effect is not None and fact.effect.what == "exit":
+            claimed.update(fact.effect.lines)
+        facts.append(fact)
+    return facts
+
+
+def _judge(history: History, window: FaultWindow, claimed: set[int]) -> FaultFact:
+    if window.executed_ns is None:
+        why = window.skipped or "neither executed nor skipped: the journal does not say why"
+        return FaultFact(window, None, why)
+    if window.kind == "noop":
+        return FaultFact(window, None, "does nothing, on purpose")
+    for detector in EVIDENCE.get(window.kind, _ANY):
+        effect = detector(history, window)
+        if effect is not None and effect.what == "exit" and claimed.issuperset(effect.lines):
+            # One death proves one kill: two orders at once did not kill twice.
+            effect = exited(history, window, frozenset(claimed))
+        if effect is not None:
+            return FaultFact(window, effect)
+    return FaultFact(window, None, _why_not(history, window))
+
+
+def _why_not(history: History, window: FaultWindow) -> str:
+    until = window.until_ns(history.end_ns)
+    begin = window.asked_ns or window.executed_ns or 0
+    alive = any(
+        lf.begin_ns < until and (lf.ended_ns is None or lf.ended_ns > begin)
+        for lf in history.lives.get(window.unit, ())
+    )
+    if not alive:
+        return "the unit was down for as long as the fault lasted"
+    return ""
+
+
+# --- detectors ----------------------------------------------------------------------------------
+
+
+def exited(
+    history: History, window: FaultWindow, claimed: frozenset[int] = frozenset()
+) -> Effect | None:
+    """The unit's process ended between the order and a little after it."""
+    begin = window.asked_ns or window.executed_ns or 0
+    grace_ns = round(float(window.params.get("grace_s", 0)) * 1e9)
+    last = max(window.last_executed_ns or 0, window.ended_ns or 0)
+    for seen in history.exits:
+        event = seen.event
+        if seen.line in claimed:
+            continue
+        if event.unit == window.unit and begin <= event.t_ns <= last + grace_ns + EXIT_SLACK_NS:
+            cause = f"signal {event.signal}" if event.signal else f"code {event.code}"
+            return Effect(event.t_ns, f"its process ended with {cause}", "exit", (seen.line,))
+    return None
+
+
+def stopped(history: History, window: FaultWindow) -> Effect | None:
+    """No step of the unit ended for much of the fault, and longer than its steps take."""
+    begin, until = _span(history, window)
+    ends = [s for s in history.steps(window.unit) if s.event.t_ns <= until + EXIT_SLACK_NS]
+    usual = _usual(s for s in ends if begin - _BEFORE_NS <= s.event.t_ns <= begin)
+    if usual is None:
+        return _silent_unit(history, window, begin, until)
+    previous = begin
+    for seen in [s for s in ends if s.event.t_ns > begin]:
+        quiet = min(seen.event.t_ns, until) - max(previous, begin)
+        if quiet >= max(3 * usual, (until - begin) // 2):
+            says = f"no step ended for {quiet / 1e9:.2f} s (a step takes {usual / 1e9:.3f} s)"
+            return Effect(max(previous, begin), says, "stopped", (seen.line,))
+        previous = seen.event.t_ns
+    quiet = until - max(previous, begin)
+    if quiet >= max(3 * usual, (until - begin) // 2):
+        says = f"no step ended for the last {quiet / 1e9:.2f} s of the fault"
+        return Effect(max(previous, begin), says, "stopped", tuple(window.lines[-1:]))
+    return None
+
+
+def _silent_unit(history: History, window: FaultWindow, begin: int, until: int) -> Effect | None:
+    """A unit that does not train (the syncer) stops merging while others go on."""
+    own = [m for m in history.merges if m.event.unit == window.unit]
+    before = [m for m in own if begin - _BEFORE_NS <= m.event.t_ns < begin]
+    if len(before) < _SAMPLES_MIN:
+        return None
+    usual = (before[-1].event.t_ns - before[0].event.t_ns) // (len(before) - 1)
+    marks = [begin, *(m.event.t_ns for m in own if begin < m.event.t_ns < until), until]
+    quiet, at = max((b - a, a) for a, b in pairwise(marks))
+    if quiet < max(3 * usual, (until - begin) // 2):
+        return None
+    return Effect(at, f"no merge for {quiet / 1e9:.2f} s", "stopped", (before[-1].line,))
+
+
+def slowed(history: History, window: FaultWindow) -> Effect | None:
+    """Steps under the fault took at least 10 % longer by the clock."""
+    return _longer(history, window, "a step", _length)
+
+
+def computes_slower(history: History, window: FaultWindow) -> Effect | None:
+    """The compute inside steps took at least 10 % longer: pacing hides it from the clock."""
+    return _longer(history, window, "a step's compute", _compute)
+
+
+def _longer(
+    history: History, window: FaultWindow, name: str, length: Callable[[Seen[Step]], int]
+) -> Effect | None:
+    begin, until = _span(history, window)
+    before, during = _around(history.steps(window.unit), begin, until)
+    if len(before) < _SAMPLES_MIN or not during:
+        return None
+    was, now = median_low(map(length, before)), median_low(map(length, during))
+    if was <= 0 or 10 * now < 11 * was:
+        return None
+    first = next(s for s in during if 10 * length(s) >= 11 * was)
+    says = f"{name} took {now / 1e9:.3f} s instead of {was / 1e9:.3f} s"
+    return Effect(max(begin, first.event.began_at_ns), says, "slowed", (first.line,))
+
+
+def link_broken(history: History, window: FaultWindow) -> Effect | None:
+    """Either end of the unit's link noticed that it was broken or silent."""
+    begin, until = _span(history, window)
+    for seen in history.links:
+        event = seen.event
+        if not isinstance(event, LinkDown) or window.unit not in (event.unit, event.peer):
+            continue
+        if begin <= event.t_ns <= until + _SILENCE_SLACK_NS:
+            says = f"{event.unit} lost its link to {event.peer}: {event.why}"
+            return Effect(event.t_ns, says, "link", (seen.line,))
+    return None
+
+
+def unheard(history: History, window: FaultWindow) -> Effect | None:
+    """Others were merged while the fault lasted, and the unit, merged before, was not."""
+    begin, until = _span(history, window)
+    before = [m for m in history.merges if begin - _BEFORE_NS <= m.event.t_ns < begin]
+    during = [m for m in history.merges if begin < m.event.t_ns <= until]
+    was_in = [m for m in before if _takes_part(m.event.contributions, window.unit)]
+    if len(during) < _SAMPLES_MIN or 2 * len(was_in) < len(before) or not was_in:
+        return None
+    without = [m for m in during if not _takes_part(m.event.contributions, window.unit)]
+    # One merge may have been under way when the fault began.
+    if len(without) < len(during) - 1 or len(without) < _SAMPLES_MIN:
+        return None
+    says = f"left out of {len(without)} of {len(during)} merges, in {len(was_in)} before"
+    return Effect(without[0].event.t_ns, says, "unheard", tuple(m.line for m in without[:3]))
+
+
+def slower_pulls(history: History, window: FaultWindow) -> Effect | None:
+    """Pulling a fragment from the unit, or a round trip to it, took at least 20 % longer."""
+    begin, until = _span(history, window)
+    pulls = [
+        (m.event.t_ns, m.line, part.pull_ns)
+        for m in history.merges
+        for part in m.event.contributions
+        if part.unit == window.unit and part.pull_ns > 0
+    ]
+    trips = [
+        (s.event.t_ns, s.line, s.event.rtt_ns)
+        for s in history.heard
+        if window.unit in (s.event.unit, s.event.peer) and isinstance(s.event, Heard)
+    ]
+    for name, found in (("a pull", pulls), ("a round trip", trips)):
+        before = [ns for t, _, ns in found if begin - _BEFORE_NS <= t < begin]
+        during = [row for row in found if begin < row[0] <= until + _SILENCE_SLACK_NS // 3]
+        if not before or not during:
+            continue
+        was, now = median_low(before), median_low(ns for _, _, ns in during)
+        if now > was and 10 * now >= 12 * was:
+            first = next(row for row in during if 10 * row[2] >= 12 * was)
+            says = f"{name} took {now / 1e6:.1f} ms instead of {was / 1e6:.1f} ms"
+            return Effect(first[0], says, "pulls", (first[1],))
+    return None
+
+
+def refused(history: History, window: FaultWindow) -> Effect | None:
+    """The syncer refused an update of the unit while the fault lasted."""
+    begin, until = _span(history, window)
+    for seen in history.refused:
+        event = seen.event
+        if event.sender == window.unit and begin <= event.t_ns <= until + _SILENCE_SLACK_NS:
+            says = f"its update of fragment {event.fragment} was refused: {event.why}"
+            return Effect(event.t_ns, says, "refused", (seen.line,))
+    return None
+
+
+_LINK: tuple[Detector, ...] = (link_broken, unheard, slower_pulls)
+_PAYLOAD: tuple[Detector, ...] = (refused, link_broken)
+_ANY: tuple[Detector, ...] = (exited, stopped, link_broken, refused, slowed, slower_pulls, unheard)
+
+EVIDENCE: dict[str, tuple[Detector, ...]] = {
+    "kill": (exited,),
+    "kill_group": (exited,),
+    "terminate": (exited,),
+    "crash_loop": (exited,),
+    "oom": (exited,),
+    "pause": (stopped, link_broken),
+    "hang": (stopped,),
+    "throttle": (slowed, stopped, computes_slower),
+    "straggle": (slowed, stopped),
+    "partition": _LINK,
+    "partition_oneway": _LINK,
+    "refuse": _LINK,
+    "stall": _LINK,
+    "reset": _LINK,
+    "cut": _LINK,
+    "flap": _LINK,
+    "disconnect": _LINK,
+    "blackhole": _LINK,
+    "latency": (slower_pulls, link_broken, unheard),
+    "bandwidth": (slower_pulls, link_broken, unheard),
+    "corrupt_update": _PAYLOAD,
+    "stale_update": _PAYLOAD,
+    "duplicate_update": _PAYLOAD,
+    "truncated_update": _PAYLOAD,
+}
+"""Fault kind to the evidence that counts for it, best first; other kinds accept any evidence."""
+
+
+def _span(history: History, window: FaultWindow) -> tuple[int, int]:
+    begin = window.asked_ns if window.asked_ns is not None else window.executed_ns or 0
+    return begin, max(begin, window.until_ns(history.end_ns))
+
+
+def _takes_part(contributions: Iterable[object], unit: str) -> bool:
+    return any(getattr(part, "unit", None) == unit for part in contributions)
+
+
+def _length(seen: Seen[Step]) -> int:
+    return seen.event.t_ns - seen.event.began_at_ns
+
+
+def _compute(seen: Seen[Step]) -> int:
+    return seen.event.compute_ns
+
+
+def _usual(steps: Iterator[Seen[Step]]) -> int | None:
+    lengths = [_length(s) for s in steps]
+    return median_low(lengths) if len(lengths) >= _SAMPLES_MIN else None
+
+
+def _around(
+    steps: Iterable[Seen[Step]], begin: int, until: int
+) -> tuple[list[Seen[Step]], list[Seen[Step]]]:
+    before, during = [], []
+    for seen in steps:
+        if begin - _BEFORE_NS <= seen.event.t_ns <= begin:
+            before.append(seen)
+        # A slow step may end after the fault does; what counts is that it ran under it.
+        elif seen.event.began_at_ns >= begin - _length(seen) // 2 and (
+            seen.event.began_at_ns < until
+        ):
+            during.append(seen)
+    return before, during

@@ -1,0 +1,153 @@
+"""One outcome from everything that was found, its reasons, and the exit status.
+
+The rules, the first that applies decides the outcome:
+
+1. Our machinery failed, residue was left, or the ledger does not add up: ``harness-error`` (4).
+2. Somebody stopped the run: ``interrupted`` (130, 143 for SIGTERM).
+3. The journal is cut: ``harness-error`` (4).
+4. Steady state was never reached: ``baseline-not-met`` (3); no fault was executed.
+5. A safety claim is broken: ``deviated`` (1). It is broken on a slow host, too.
+6. More than 5 % overruns: ``host-too-slow`` (3).
+7. A fault asked for did not show, and nothing says why: ``no-effect`` (3).
+8. Another claim is broken or a gate is missed: ``deviated`` (1).
+9. A claim or gate cannot be judged: ``deviated``, not conclusive (3): what was asked for was not
+   shown to hold, so it is not called passed.
+10. Else ``passed`` (0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.checks import Answer
+from reports.history import History
+from reports.ledger import OTHER_MAX, Ledger
+from reports.schema import GateRow, Outcome, Residue, Verdict
+
+OVERRUNS_MAX = 0.05
+"""Share of overruns above which the host is too slow for the run to mean anything."""
+
+LEDGER_SLACK = 0.001
+"""The ledger must sum to the allocated time within this share."""
+
+_STATUS: dict[Outcome, int] = {
+    "passed": 0,
+    "deviated": 1,
+    "baseline-not-met": 3,
+    "no-effect": 3,
+    "host-too-slow": 3,
+    "harness-error": 4,
+    "interrupted": 130,
+}
+
+
+def judge(
+    history: History,
+    ledger: Ledger,
+    answers: Sequence[Answer],
+    gates: Sequence[GateRow],
+    residue: Residue,
+    overrun_ratio: float | None,
+) -> Verdict:
+    """The verdict on a run."""
+    cautions = _cautions(history, ledger, answers)
+    outcome, conclusive, reasons = _outcome(history, ledger, answers, gates, residue, overrun_ratio)
+    status = 3 if outcome == "deviated" and not conclusive else _STATUS[outcome]
+    if outcome == "interrupted":
+        why = history.ended.event.why if history.ended else ""
+        status = 143 if "15" in why or "TERM" in why.upper() else 130
+    return Verdict(
+        outcome=outcome,
+        conclusive=conclusive,
+        reasons=reasons,
+        cautions=cautions,
+        exit_status=status,
+    )
+
+
+def _outcome(
+    history: History,
+    ledger: Ledger,
+    answers: Sequence[Answer],
+    gates: Sequence[GateRow],
+    residue: Residue,
+    overrun_ratio: float | None,
+) -> tuple[Outcome, bool, list[str]]:
+    harness = _harness_problems(history, ledger, residue)
+    if harness:
+        return "harness-error", False, harness
+    status = history.ended.event.status if history.ended else ""
+    if status == "interrupted":
+        why = history.ended.event.why if history.ended else ""
+        return "interrupted", False, [f"the run was interrupted{': ' + why if why else ''}"]
+    if history.cut:
+        return "harness-error", False, [p for p in history.problems if p]
+    if history.baseline_unmet is not None:
+        return "baseline-not-met", False, [history.baseline_unmet.event.why]
+    if history.steady is None:
+        return "baseline-not-met", False, ["the journal holds no steady state"]
+    unsafe = [a for a in answers if a.finding.valid is False and a.check.safety]
+    slips = [a for a in answers if a.finding.valid is False and not a.check.safety]
+    missed = [g for g in gates if not g.ok and g.value is not None]
+    if unsafe:
+        return "deviated", True, [*map(_says, unsafe), *map(_says, slips), *map(_gate, missed)]
+    if overrun_ratio is not None and overrun_ratio > OVERRUNS_MAX:
+        text = f"{overrun_ratio:.1%} of the steps took longer to compute than their emulated time"
+        return "host-too-slow", False, [f"{text} (at most {OVERRUNS_MAX:.0%} is allowed)"]
+    ghosts = [a for a in slips if a.check.name == "faults-real"]
+    if ghosts:
+        return "no-effect", False, [*map(_says, ghosts), *map(_gate, missed)]
+    if slips or missed:
+        return "deviated", True, [*map(_says, slips), *map(_gate, missed)]
+    unknown = [a for a in answers if a.finding.valid == "unknown" and a.finding.asked]
+    blind = [g for g in gates if not g.ok]
+    if unknown or blind:
+        return "deviated", False, [*map(_says, unknown), *map(_gate, blind)]
+    held = sum(a.finding.valid is True for a in answers)
+    reasons = [f"{held} checks hold, {len(gates)} of {len(gates)} gates met"]
+    return "passed", True, reasons
+
+
+def _harness_problems(history: History, ledger: Ledger, residue: Residue) -> list[str]:
+    found = [f"{f.event.where}: {f.event.why}" for f in history.failed]
+    if history.ended is not None and history.ended.event.status == "error":
+        found.append(history.ended.event.why or "the run ended with an error")
+    left = [
+        f"{len(names)} {kind} left behind: {', '.join(names[:5])}"
+        for kind, names in (
+            ("containers", residue.containers),
+            ("networks", residue.networks),
+            ("volumes", residue.volumes),
+            ("processes", residue.processes),
+            ("toxics", residue.toxics),
+        )
+        if names
+    ]
+    total, allocated = sum(ledger.totals().values()), ledger.allocated_ns
+    if abs(total - allocated) > LEDGER_SLACK * allocated:
+        left.append(f"the ledger sums to {total} ns of {allocated} ns allocated")
+    return [*dict.fromkeys(found), *left]
+
+
+def _cautions(history: History, ledger: Ledger, answers: Sequence[Answer]) -> list[str]:
+    said = list(history.problems)
+    for kind, count in sorted(history.unknown.items()):
+        said.append(f"{count} lines of the unknown kind {kind!r} were left out")
+    other = ledger.totals()["other"]
+    if ledger.allocated_ns and other > OTHER_MAX * ledger.allocated_ns:
+        share = other / ledger.allocated_ns
+        said.append(f"{share:.1%} of the learners' time has no explanation (2 % is expected)")
+    said += [_says(a) for a in answers if a.crashed]
+    if history.ended is not None and history.residue is None:
+        said.append("nobody looked for residue")
+    return said
+
+
+def _says(answer: Answer) -> str:
+    return f"{answer.check.name}: {answer.finding.why}"
+
+
+def _gate(row: GateRow) -> str:
+    if row.value is None:
+        return f"gate {row.name}: {row.why}"
+    return f"gate {row.name}: {row.value:.4g} {row.unit}, the bound is {row.bound:g}"
