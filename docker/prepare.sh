@@ -128,9 +128,9 @@ proxy_image() {
   toxiproxy_binaries
   local digest
   digest=$(cat docker/Dockerfile.toxiproxy "$BIN/toxiproxy-server" "$BIN/toxiproxy-cli" | sha256sum | cut -c1-16)
-  [ "$(image_label "$PROXY_TAG" diloco.chaos.inputs)" = "$digest" ] && return
+  [ "$(image_label "$PROXY_TAG" diloco-chaos.inputs)" = "$digest" ] && return
   say "building $PROXY_TAG"
-  docker build --quiet --file docker/Dockerfile.toxiproxy --label "diloco.chaos.inputs=$digest" \
+  docker build --quiet --file docker/Dockerfile.toxiproxy --label "diloco-chaos.inputs=$digest" \
     --tag "$PROXY_TAG" "$BIN" >/dev/null 2>"$LOG" || { cat "$LOG" >&2; die "cannot build $PROXY_TAG"; }
 }
 
@@ -162,14 +162,14 @@ unit_image() {
   sources=$("$PYTHON" harness/runtimes/docker_image.py)
   inputs=$({ docker image inspect --format '{{.Id}}' "$base"; cat "$WHEELS/complete" docker/Dockerfile.unit \
     docker/compose_unit.py; echo "$sources"; } 2>/dev/null | sha256sum | cut -c1-16)
-  if [ "$FORCE" = 0 ] && [ "$(image_label "$UNIT_TAG" diloco.chaos.inputs)" = "$inputs" ]; then
+  if [ "$FORCE" = 0 ] && [ "$(image_label "$UNIT_TAG" diloco-chaos.inputs)" = "$inputs" ]; then
     say "$UNIT_TAG is up to date"
     return
   fi
   say "building $UNIT_TAG"
   docker build --quiet --file docker/Dockerfile.unit --build-arg "BASE_IMAGE=$base" \
     --build-arg PIP_ARGS=--no-index --build-arg "SOURCES=$sources" \
-    --label "diloco.chaos.inputs=$inputs" --tag "$UNIT_TAG" . >/dev/null 2>"$LOG" \
+    --label "diloco-chaos.inputs=$inputs" --tag "$UNIT_TAG" . >/dev/null 2>"$LOG" \
     || { cat "$LOG" >&2; die "cannot build $UNIT_TAG"; }
 }
 

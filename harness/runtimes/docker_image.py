@@ -1,7 +1,7 @@
 """Which sources a unit image was built from: a digest over the packages that units import.
 
 ``python harness/runtimes/docker_image.py`` prints the digest of this checkout;
-``docker/prepare.sh`` stores it in the image's label ``diloco.chaos.sources``. The docker runtime
+``docker/prepare.sh`` stores it in the image's label ``diloco-chaos.sources``. The docker runtime
 compares it with its own, so that containers never run other code than the harness beside them.
 Standard library only: it runs before anything is installed.
 """

@@ -1,0 +1,220 @@
+"""What the docker runtime and the attached one have in common: units in containers, controls
+through the engine and Toxiproxy, events from output and engine."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import asdict
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from faults.base import Capability, LinkState, Resource, Tuning
+from harness.clock import WallClock
+from harness.errors import ControlError, FaultSkipped, HarnessError
+from harness.events import (
+    AnyEvent,
+    HarnessFailed,
+    Joined,
+    ProxyChanged,
+    UnitExited,
+    UnitSpawned,
+)
+from harness.runtimes.base import RunContext
+from harness.runtimes.docker_engine import Engine
+from harness.runtimes.docker_links import ContainerLinks
+from harness.runtimes.docker_places import Hands, Place
+from harness.runtimes.docker_watch import LifeWatcher, OutputFollower
+
+TUNING_FILE = "tuning.json"
+
+OFFERS: frozenset[Capability] = frozenset(
+    {"kill", "terminate", "freeze", "cpu_quota", "tune", "link", "restart", "engine_network"}
+)
+
+
+class ContainerRuntime(ABC):
+    """Everything of :class:`harness.runtimes.base.Runtime` but open, close and residue."""
+
+    name = "docker"
+    offers = OFFERS
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self.clock = WallClock()
+        self._queue: SimpleQueue[AnyEvent] = SimpleQueue()
+        self._places: dict[str, Place] = {}
+        self._by_container: dict[str, Place] = {}
+        self._followers: dict[str, OutputFollower] = {}
+        self._link_names: dict[str, tuple[str, ...]] = {}
+        self._engine_: Engine | None = None
+        self._hands_: Hands | None = None
+        self._links_: ContainerLinks | None = None
+        self._watcher: LifeWatcher | None = None
+        self._proxy_container = ""
+        self._proxy = "toxiproxy"
+        self._closing = False
+
+    # --- the contract ---
+
+    @property
+    def proxy(self) -> str:
+        """``toxiproxy VERSION`` once open."""
+        return self._proxy
+
+    def poll(self, until_ns: int) -> list[AnyEvent]:
+        """Events that became known; see :class:`harness.runtimes.base.Runtime`."""
+        found: list[AnyEvent] = []
+        wait_s = max(0, until_ns - self.clock.now_ns()) / 1e9
+        with suppress(Empty):
+            found.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
+            while True:
+                found.append(self._queue.get_nowait())
+        for event in found:
+            if isinstance(event, Joined):
+                self._joined(event.unit)
+        return sorted(found, key=lambda event: event.t_ns)
+
+    def alive(self, unit: str) -> bool:
+        """Whether a process of the unit runs now, as the engine last said."""
+        return self._place(unit).running
+
+    def kill(self, unit: str) -> str:
+        """SIGKILL past the engine, so that the restart policy acts."""
+        return self._hands.kill(self._place(unit))
+
+    def terminate(self, unit: str, grace_ns: int) -> str:
+        """SIGTERM to the container's init, which passes it on; SIGKILL after ``grace_ns``."""
+        return self._hands.terminate(self._place(unit), grace_ns)
+
+    def apply(self, unit: str, resource: Resource, setting: Any) -> str:
+        """Bring a resource to a setting; raises ``ControlError`` when the engine will not."""
+        place = self._place(unit)
+        if resource == "frozen":
+            return self._hands.freeze(place, bool(setting))
+        if resource == "cpu_share":
+            return self._hands.limit(place, setting)
+        if resource == "network":
+            return self._hands.attach(place, bool(setting))
+        if resource == "tuning":
+            return self._tune(place, json.dumps(asdict(setting or Tuning())))
+        if resource == "link":
+            return self._set_link(unit, setting or LinkState())
+        raise ControlError(f"the docker runtime has no resource {resource!r}")
+
+    # --- for the two runtimes ---
+
+    @abstractmethod
+    def _tune(self, place: Place, text: str) -> str:
+        """Put ``text`` where the unit reads its tuning, all at once."""
+
+    @property
+    def _engine(self) -> Engine:
+        if self._engine_ is None:
+            raise HarnessError("the docker runtime is not open")
+        return self._engine_
+
+    @property
+    def _hands(self) -> Hands:
+        if self._hands_ is None:
+            raise HarnessError("the docker runtime is not open")
+        return self._hands_
+
+    @property
+    def _links(self) -> ContainerLinks:
+        if self._links_ is None:
+            raise HarnessError("the docker runtime is not open")
+        return self._links_
+
+    def _place(self, unit: str) -> Place:
+        try:
+            return self._places[unit]
+        except KeyError:
+            known = ", ".join(self._places) or "none"
+            raise ControlError(f"there is no unit {unit} (known: {known})") from None
+
+    def _add(self, place: Place) -> None:
+        self._places[place.unit] = place
+        self._by_container[place.container] = place
+
+    def _follow(self, place: Place, since: str) -> None:
+        log = self._context.directory / "units" / f"{place.unit}.log"
+        self._followers[place.unit] = OutputFollower(
+            self._engine, place.container, place.unit, log, self._queue, self.clock, since
+        )
+
+    def _set_link(self, unit: str, state: LinkState) -> str:
+        names = self._link_names.get(unit, ())
+        if not names:
+            raise FaultSkipped(f"{unit} dials nobody, so it has no link")
+        notes = [self._links.set_state(name, state) for name in names]
+        if any(notes):
+            self._queue.put(
+                ProxyChanged(t_ns=self.clock.now_ns(), what="link created anew", unit=unit)
+            )
+        return "; ".join(note for note in notes if note)
+
+    def _joined(self, unit: str) -> None:
+        place = self._places.get(unit)
+        if place is None or place.base_share is None or place.ready:
+            return
+        place.ready = True
+        self._guarded("CPU limit", lambda: self._hands.set_quota(place))
+
+    def _lived(self, action: str, container: str, attributes: dict[str, str], t_ns: int) -> None:
+        """One engine event about a container; called by the watcher's thread."""
+        if self._closing:
+            return  # ends that teardown brings about are nobody's failure
+        if container == self._proxy_container:
+            self._queue.put(ProxyChanged(t_ns=t_ns, what=f"proxy container: {action}"))
+            return
+        place = self._by_container.get(container)
+        if place is None:
+            return
+        if action == "oom":
+            place.oom = True
+        elif action == "die":
+            self._died(place, int(attributes.get("exitCode", "0")), t_ns)
+        elif action == "start":
+            self._started(place, t_ns)
+
+    def _died(self, place: Place, code: int, t_ns: int) -> None:
+        place.running = False
+        number = code - 128 if code > 128 else None
+        self._queue.put(
+            UnitExited(
+                t_ns=t_ns, unit=place.unit, pid=place.pid, code=code, signal=number, oom=place.oom
+            )
+        )
+        place.oom = False
+        self._guarded("CPU limit", lambda: self._hands.died(place))
+
+    def _started(self, place: Place, t_ns: int) -> None:
+        place.running = True
+        place.lives += 1
+        follower = self._followers.get(place.unit)
+        if follower is not None:
+            follower.revived()
+        self._guarded("holds", lambda: self._hands.started(place))
+        self._guarded("process id", lambda: self._learn_pid(place))
+        by = "harness" if place.lives == 1 else "policy"
+        self._queue.put(UnitSpawned(t_ns=t_ns, unit=place.unit, by=by, pid=place.pid))
+
+    def _learn_pid(self, place: Place) -> None:
+        attrs = self._engine.inspect(place.container)
+        place.pid = int(attrs["State"]["Pid"]) if attrs else 0
+
+    def _guarded(self, what: str, act: Any) -> None:
+        """Do ``act`` for a unit's new state; what fails is journalled as our own failure."""
+        try:
+            act()
+        except (ControlError, FaultSkipped) as error:
+            if not self._closing:
+                self._queue.put(HarnessFailed(t_ns=self.clock.now_ns(), where=what, why=str(error)))
+
+    def _stop_listening(self) -> None:
+        if self._hands_ is not None:
+            self._hands_.cancel()
+        if self._watcher is not None:
+            self._watcher.close()

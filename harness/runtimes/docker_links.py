@@ -1,0 +1,62 @@
+"""The links of a Toxiproxy server that lives in a container.
+
+What differs from a server on this host: a link listens on the container's own address, so the
+probe after healing has to go there; and a standing cluster's links were made by somebody else,
+so they are read from the server instead of created.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from harness.errors import ControlError
+from harness.runtimes.toxiproxy import CALL_S, Links, _Link
+
+CONTROL_PORT = 8474
+"""The control API's port inside the container; published on loopback."""
+FIRST_LINK_PORT = 21_000
+"""Links listen from here on: below the range from which kernels draw ports by themselves."""
+
+
+class ContainerLinks(Links):
+    """``reach`` is the container's address as seen from here, or empty when it cannot be reached.
+
+    Without it a healed link is not probed; the units' own reconnection shows whether it works.
+    """
+
+    def __init__(self, host: str, port: int, reach: str = "", call_s: float = CALL_S) -> None:
+        super().__init__(host, port, call_s)
+        self._reach = reach
+
+    def adopt(self) -> tuple[str, ...]:
+        """Take over every link that the server has; returns the names of those with a toxic
+        or disabled, which somebody left behind."""
+        found = self._call("read the links", lambda: self._get("/proxies").json())
+        left = []
+        for name, proxy in found.items():
+            toxics = {
+                t["name"]: (t["type"], t["stream"], dict(t["attributes"])) for t in proxy["toxics"]
+            }
+            self._known[name] = _Link(
+                proxy["listen"], proxy["upstream"], toxics, bool(proxy["enabled"])
+            )
+            if toxics or not proxy["enabled"]:
+                left.append(name)
+        return tuple(sorted(left))
+
+    def wait(self, seconds: float, alive: Callable[[], bool]) -> str:
+        """The server's version, once it answers; raises :class:`ControlError` at the deadline
+        or as soon as ``alive`` says that there is nothing left to wait for."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self.version()
+            except ControlError:
+                if time.monotonic() >= deadline or not alive():
+                    raise
+            time.sleep(0.02)
+
+    def _probe(self, name: str, listen: str) -> None:
+        if self._reach:
+            super()._probe(name, f"{self._reach}:{listen.rpartition(':')[2]}")
