@@ -79,6 +79,21 @@ def command(choice: str, port: int, seed: int) -> list[str]:
     return [sys.executable, "-m", module, "--port", str(port), "--seed", str(seed)]
 
 
+def describe(choice: str) -> str:
+    """What :func:`command` would start: ``embedded``, or ``toxiproxy VERSION``.
+
+    Raises :class:`LaunchError` like :func:`command`.
+    """
+    program = command(choice, 0, 0)[0]
+    if program == sys.executable:
+        return "embedded"
+    try:
+        said = subprocess.run([program, "-version"], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{program} does not say its version: {error}") from error
+    return f"toxiproxy {said.stdout.decode(errors='replace').strip().rpartition(' ')[2]}"
+
+
 class ProxyServer:
     """A running server and the adapter to it.
 
@@ -117,6 +132,19 @@ class ProxyServer:
         """``embedded``, or ``toxiproxy VERSION``."""
         said = self.links.version()
         return said if said == "embedded" else f"toxiproxy {said}"
+
+    def open_link(self, ports: Ports, name: str, upstream: str) -> str:
+        """Create a healthy link on a free port; returns the address to dial.
+
+        Raises :class:`LaunchError` when several ports in a row cannot be had.
+        """
+        problems = []
+        for _ in range(TRIES):
+            try:
+                return self.links.create(name, f"{ports.host}:{ports.take()}", upstream)
+            except ControlError as error:
+                problems.append(str(error))
+        raise LaunchError(f"no port for link {name} in {TRIES} tries: {'; '.join(problems)}")
 
     def stop(self, grace_s: float = 2.0) -> None:
         """End the server; safe to call twice."""

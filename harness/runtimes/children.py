@@ -1,0 +1,400 @@
+"""Child processes that are kept alive: their output as events, their deaths, their restarts.
+
+One thread waits on every pipe and every process at once, so events, exits and restarts happen
+at their time whether or not anybody polls; :meth:`Children.poll` only takes what is there.
+A process id is never trusted after its process was reaped: reaping happens in one place, under
+the lock that every signal is sent under.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from harness.clock import WallClock
+from harness.errors import ControlError, FaultSkipped, LaunchError
+from harness.events import AnyEvent, HarnessFailed, UnitExited, UnitNote, UnitSpawned
+from harness.runtimes.cgroups import CpuGroup
+from harness.runtimes.lines import UnitLines
+
+QUICK_LIFE_NS = 5_000_000_000
+"""A shorter life counts as another failure in a row."""
+BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pause before the restart after so many quick lives; the last holds for all that follow."""
+QUICK_LIVES_MAX = 15
+"""After so many quick lives in a row a unit is given up."""
+STOPPED_S = 1.0
+"""How long a process may take to stand still after SIGSTOP."""
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+
+
+@dataclass
+class Child:
+    """A unit's place: what is started there, and what lives there now."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: BinaryIO
+    group: CpuGroup | None = None
+    frozen: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    generation: int = 0
+    quick_lives: int = 0
+    began_ns: int = 0
+    owed: bool = False
+    """A restart is due and waits for the place to be thawed."""
+    given_up: bool = False
+    _pidfd: int = field(default=-1, repr=False)
+    _lines: UnitLines | None = field(default=None, repr=False)
+
+
+class Children:
+    """Starts children, restarts those that die, and reports all of it as events.
+
+    ``announce`` is told (name, None) before each start and (name, pid) right after it.
+    """
+
+    def __init__(self, clock: WallClock, announce: Callable[[str, int | None], None]) -> None:
+        self._clock = clock
+        self._announce = announce
+        self._children: dict[str, Child] = {}
+        self._events: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._exited = threading.Condition(self._lock)
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._closing = False
+        self._finished = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
+        self._thread = threading.Thread(target=self._run, name="children", daemon=True)
+        self._thread.start()
+
+    # --- events -----------------------------------------------------------------------------
+
+    def emit(self, event: AnyEvent) -> None:
+        """Put an event among those that :meth:`poll` returns."""
+        self._events.put(event)
+
+    def poll(self, until_ns: int) -> list[AnyEvent]:
+        """Events, oldest first; waits for the first one until ``until_ns``, not after the end."""
+        found: list[AnyEvent] = []
+        while not found:
+            rest_ns = until_ns - self._clock.now_ns()
+            with contextlib.suppress(queue.Empty):
+                if rest_ns <= 0 or self._finished:
+                    found.append(self._events.get_nowait())
+                else:
+                    found.append(self._events.get(timeout=rest_ns / 1e9))
+            if not found and (self._finished or self._clock.now_ns() >= until_ns):
+                return []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._events.get_nowait())
+        return sorted(found, key=lambda event: event.t_ns)
+
+    # --- life -------------------------------------------------------------------------------
+
+    def start(self, child: Child) -> None:
+        """Start a new child and keep it alive from now on. Raises :class:`LaunchError`."""
+        with self._lock:
+            self._children[child.name] = child
+            try:
+                self._spawn(child, by="harness")
+            except OSError as error:
+                raise LaunchError(f"cannot start {child.name} ({child.command[0]}): {error}") from (
+                    error
+                )
+
+    def alive(self, name: str) -> bool:
+        """Whether a process lives in the place."""
+        with self._lock:
+            return self._children[name].process is not None
+
+    def kill(self, name: str) -> str:
+        """SIGKILL. Raises :class:`FaultSkipped` when nothing lives there."""
+        with self._lock:
+            pid = self._pid(name)
+            os.kill(pid, signal.SIGKILL)
+        return f"SIGKILL to process {pid}"
+
+    def terminate(self, name: str, grace_ns: int) -> str:
+        """SIGTERM now, SIGKILL after ``grace_ns`` if the same process still lives then."""
+        with self._lock:
+            pid = self._pid(name)
+            generation = self._children[name].generation
+            os.kill(pid, signal.SIGTERM)
+
+            def overdue() -> None:
+                child = self._children[name]
+                if child.generation == generation and child.process is not None:
+                    os.kill(child.process.pid, signal.SIGKILL)
+
+            self._at(time.monotonic_ns() + grace_ns, overdue)
+        return f"SIGTERM to process {pid}, SIGKILL in {grace_ns / 1e9:g} s"
+
+    def freeze(self, name: str, frozen: bool) -> str:
+        """Stop or continue the process group; a frozen place starts nothing until it thaws."""
+        with self._lock:
+            child = self._children[name]
+            child.frozen = frozen
+            if child.process is None:
+                if not frozen and child.owed:
+                    self._restart(child)
+                return "nothing lives there now"
+            pid = child.process.pid
+            os.killpg(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+            if frozen:
+                _wait_stopped(name, pid)
+        return f"{'SIGSTOP' if frozen else 'SIGCONT'} to process group {pid}"
+
+    def join_group(self, name: str, make: Callable[[], CpuGroup]) -> CpuGroup:
+        """The place's CPU group, made now if it has none; who lives there becomes a member."""
+        with self._lock:
+            child = self._children[name]
+            if child.group is None:
+                child.group = make()
+                if child.process is not None:
+                    child.group.add(child.process.pid)
+            return child.group
+
+    def groups(self) -> list[CpuGroup]:
+        """Every CPU group that was made."""
+        return [c.group for c in self._children.values() if c.group is not None]
+
+    def close(self, grace_s: float) -> None:
+        """Thaw, SIGTERM, SIGKILL after ``grace_s``, reap. Safe to call twice.
+
+        Raises :class:`ControlError` when a process survives even that for five seconds.
+        """
+        with self._lock:
+            self._closing = True
+            children = list(self._children.values())
+            for child in children:
+                child.frozen = False
+                self._signal_group(child, signal.SIGCONT)
+                if child.process is not None:
+                    os.kill(child.process.pid, signal.SIGTERM)
+            if not self._wait_gone(grace_s):
+                for child in children:
+                    self._signal_group(child, signal.SIGKILL)
+            gone = self._wait_gone(5.0)
+        self._stop_thread()
+        for child in children:
+            child.log.close()
+        if not gone:
+            left = [c.name for c in children if c.process is not None]
+            raise ControlError(f"processes of {', '.join(left)} do not end even by SIGKILL")
+
+    def _wait_gone(self, seconds: float) -> bool:
+        children = self._children.values()
+        return self._exited.wait_for(
+            lambda: all(c.process is None for c in children), timeout=seconds
+        )
+
+    def _stop_thread(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._wake()
+            self._thread.join()
+            self._selector.close()
+            os.close(self._wake_in)
+            os.close(self._wake_out)
+
+    def _pid(self, name: str) -> int:
+        child = self._children[name]
+        if child.process is None:
+            raise FaultSkipped(f"{name} has no process now")
+        return child.process.pid
+
+    def _signal_group(self, child: Child, number: signal.Signals) -> None:
+        if child.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, number)
+
+    # --- the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._finished:
+            for key, _ in self._selector.select(self._next_timer()):
+                self._guarded(key.data)
+            now = time.monotonic_ns()
+            while True:
+                with self._lock:
+                    if not self._timers or self._timers[0][0] > now:
+                        break
+                    action = heapq.heappop(self._timers)[2]
+                self._guarded(action)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            with self._lock:
+                action()
+        except Exception as error:  # the thread serves every unit: it must outlive one mistake
+            why = f"{type(error).__name__}: {error}"
+            self.emit(HarnessFailed(t_ns=self._clock.now_ns(), where="process runtime", why=why))
+
+    def _next_timer(self) -> float | None:
+        with self._lock:
+            if not self._timers:
+                return None
+            return max(0.0, (self._timers[0][0] - time.monotonic_ns()) / 1e9)
+
+    def _at(self, at_ns: int, action: Callable[[], None]) -> None:
+        with self._lock:
+            heapq.heappush(self._timers, (at_ns, next(self._order), action))
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of earlier calls: awake anyway
+            os.write(self._wake_in, b"x")
+
+    def _woken(self) -> None:
+        os.read(self._wake_out, 4096)
+
+    def _spawn(self, child: Child, by: str) -> None:
+        self._announce(child.name, None)
+        process = subprocess.Popen(
+            child.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=child.log,
+            bufsize=0,
+            env=child.environment,
+            start_new_session=True,
+        )
+        child.process = process
+        child.generation += 1
+        child.began_ns = time.monotonic_ns()
+        child.owed = False
+        self._announce(child.name, process.pid)
+        if child.group is not None:
+            child.group.add(process.pid)
+        now = self._clock.now_ns()
+        self.emit(UnitSpawned(t_ns=now, unit=child.name, by=by, pid=process.pid))
+        child._lines = UnitLines(child.name, self._clock.epoch_ns, child.log)
+        assert process.stdout is not None
+        out = process.stdout.fileno()
+        os.set_blocking(out, False)
+        with contextlib.suppress(OSError):  # a courtesy: a busy harness does not block a unit
+            fcntl.fcntl(out, _F_SETPIPE_SZ, _PIPE_BYTES)
+        child._pidfd = os.pidfd_open(process.pid)
+        self._selector.register(out, selectors.EVENT_READ, lambda: self._read(child))
+        self._selector.register(child._pidfd, selectors.EVENT_READ, lambda: self._reap(child))
+        self._wake()
+
+    def _read(self, child: Child) -> bool:
+        """Take what is in the pipe; whether there may be more."""
+        if child.process is None or child._lines is None:
+            return False
+        assert child.process.stdout is not None
+        try:
+            chunk = child.process.stdout.read(1 << 16)
+        except OSError as error:
+            raise ControlError(f"cannot read what {child.name} prints: {error}") from error
+        if chunk:
+            for event in child._lines.feed(chunk):
+                self.emit(event)
+        elif chunk is not None:  # the end of the pipe; its process may live on
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(child.process.stdout)
+        return bool(chunk)
+
+    def _reap(self, child: Child) -> None:
+        """The child's process ended: its last words, its group, its exit, its successor."""
+        process = child.process
+        if process is None or child._lines is None:
+            return
+        while self._read(child):
+            pass
+        child._lines.end()
+        # Until wait() below the id belongs to nobody else, so this cannot hit a stranger.
+        self._signal_group(child, signal.SIGKILL)
+        assert process.stdout is not None
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(process.stdout)
+        self._selector.unregister(child._pidfd)
+        os.close(child._pidfd)
+        code = process.wait()
+        process.stdout.close()
+        child.process = None
+        self.emit(
+            UnitExited(
+                t_ns=self._clock.now_ns(),
+                unit=child.name,
+                pid=process.pid,
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+            )
+        )
+        self._exited.notify_all()
+        if not self._closing:
+            self._plan_restart(child)
+
+    def _plan_restart(self, child: Child) -> None:
+        now = time.monotonic_ns()
+        quick = now - child.began_ns < QUICK_LIFE_NS
+        child.quick_lives = child.quick_lives + 1 if quick else 0
+        if child.quick_lives >= QUICK_LIVES_MAX:
+            child.given_up = True
+            detail = f"ended {child.quick_lives} times in a row within {QUICK_LIFE_NS // 10**9} s"
+            self.emit(
+                UnitNote(
+                    t_ns=self._clock.now_ns(),
+                    unit=child.name,
+                    incarnation=0,
+                    what="given-up",
+                    detail=detail,
+                )
+            )
+            return
+        # The first quick death costs nothing extra: one kill must heal as fast as it can.
+        step = min(max(0, child.quick_lives - 1), len(BACKOFF_S) - 1)
+        child.owed = True
+        if BACKOFF_S[step] == 0:
+            self._restart(child)
+        else:
+            self._at(now + round(BACKOFF_S[step] * 1e9), lambda: self._restart(child))
+
+    def _restart(self, child: Child) -> None:
+        if self._closing or child.process is not None or not child.owed or child.frozen:
+            return
+        try:
+            self._spawn(child, by="supervisor")
+        except OSError:
+            # Short of memory or processes: the place stays owed, and is tried again.
+            self._at(time.monotonic_ns() + round(BACKOFF_S[-1] * 1e9), lambda: self._restart(child))
+            raise
+
+
+def _wait_stopped(name: str, pid: int) -> None:
+    """Until every thread of the process stands still: SIGSTOP is a request, not an answer."""
+    deadline = time.monotonic() + STOPPED_S
+    while True:
+        with contextlib.suppress(OSError):
+            states = [
+                (task / "stat").read_text().rpartition(") ")[2][0]
+                for task in Path(f"/proc/{pid}/task").iterdir()
+            ]
+            if all(state in "TtZX" for state in states):
+                return
+        if time.monotonic() >= deadline:
+            raise ControlError(f"{name} (process {pid}) does not stand still after SIGSTOP")
+        time.sleep(0.0002)

@@ -1,0 +1,323 @@
+"""Units as local child processes, with a proxy server between them.
+
+For each link of a unit there is one proxy link; the unit dials the proxy. A supervisor of our
+own restarts what dies. Needs Linux (process file descriptors, /proc).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+import harness
+from faults.base import Capability, LinkState, Resource, Tuning
+from faults.holds import NEUTRAL
+from harness.clock import WallClock
+from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError, SpecError
+from harness.events import AnyEvent, HarnessFailed, ResidueFound
+from harness.leftovers import RUN_VARIABLE, cgroups_of, own, processes_of, start_ticks
+from harness.reaper import Reaper
+from harness.runtimes import proxy_server
+from harness.runtimes.base import RunContext
+from harness.runtimes.cgroups import CpuGroup, find_controller
+from harness.runtimes.children import Child, Children
+from harness.runtimes.linktable import LinkTable
+from harness.runtimes.places import Ports, cache_dir
+from harness.runtimes.proxy_server import ProxyServer
+from targets.base import Target, UnitSpec
+from targets.unit_config import UnitConfig, write_unit_config
+
+OPTIONS: dict[str, tuple[type, Any, str]] = {
+    "proxy": (str, "auto", "auto, embedded or toxiproxy"),
+    "stop_s": (float, 3.0, "how long units may take to end in good order"),
+    "keep_work": (bool, False, "keep the units' configuration and state after the run"),
+}
+"""Option to (type, default, help); the ``[runtime_options]`` table of a spec."""
+
+UNIT_ENVIRONMENT = {
+    # Several units share a small host: each is one core's worth of machine, no more.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class ProcessRuntime:
+    """See :class:`harness.runtimes.base.Runtime`."""
+
+    name = "process"
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._options = _options(context.options)
+        self._controller = find_controller()
+        self.clock = WallClock()
+        offers: set[Capability] = {"kill", "terminate", "freeze", "tune", "link", "restart"}
+        if self._controller is not None:
+            offers.add("cpu_quota")
+        self.offers: frozenset[Capability] = frozenset(offers)
+        self.proxy = proxy_server.describe(self._options["proxy"])
+        self._work = context.directory.resolve() / "work"
+        self._reaper: Reaper | None = None
+        self._children: Children | None = None
+        self._ports: Ports | None = None
+        self._server: ProxyServer | None = None
+        self._table = LinkTable(())
+        self._units: dict[str, UnitSpec] = {}
+        self._proxy_log: BinaryIO | None = None
+        self._late: list[AnyEvent] = []
+        self._closed = False
+
+    # --- life -------------------------------------------------------------------------------
+
+    def open(self, target: Target) -> None:
+        """Start the dead-man, the proxy links and every unit, in that order."""
+        directory = self._context.directory.resolve()
+        try:
+            (directory / "units").mkdir(parents=True, exist_ok=True)
+            self._reaper = Reaper(self._context.run, directory)
+            self._reaper.record(kind="remove", path=str(self._work))
+            own(self._work, self._context.run)
+            for part in ("config", "state", "control"):
+                (self._work / part).mkdir(exist_ok=True)
+            cache_dir().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"cannot write where the run needs to: {error}") from error
+        self._units = {spec.name: spec for spec in target.units()}
+        self._table = LinkTable(self._units.values())
+        self._ports = Ports()
+        listens, dials = self._connect(self._ports)
+        self._children = Children(self.clock, self._announce)
+        token = secrets.token_hex(32)
+        for spec in self._units.values():
+            self._children.start(self._child(target, spec, token, listens, dials[spec.name]))
+
+    def poll(self, until_ns: int) -> list[AnyEvent]:
+        """Events that became known, oldest first."""
+        late, self._late = self._late, []
+        if self._children is None:
+            return late
+        return [*self._children.poll(-1 if late else until_ns), *late]
+
+    def alive(self, unit: str) -> bool:
+        """Whether a process of the unit runs now."""
+        return self._running.alive(unit)
+
+    def close(self) -> None:
+        """Heal, stop and remove everything; what goes wrong on the way is told by ``poll``."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._server is not None:
+            self._attempt("heal links", self._heal_links)
+        if self._children is not None:
+            children = self._children
+            self._attempt("stop units", lambda: children.close(self._options["stop_s"]))
+            for group in children.groups():
+                self._attempt("remove cgroup", group.remove)
+        if self._server is not None:
+            self._attempt("stop the proxy", self._server.stop)
+        if self._proxy_log is not None:
+            self._proxy_log.close()
+        if not self._options["keep_work"]:
+            self._attempt(
+                "remove work files", lambda: shutil.rmtree(self._work, ignore_errors=True)
+            )
+        if self._ports is not None:
+            self._attempt("release ports", self._ports.release)
+        if self._reaper is not None:
+            self._attempt("stop the reaper", self._reaper.done)
+
+    def residue(self, t_ns: int) -> ResidueFound:
+        """What of this run is still on the machine, found by looking at the machine."""
+        found = [f"process {pid}" for pid in processes_of(self._context.run)]
+        found += [f"cgroup {path}" for path in cgroups_of(self._context.run)]
+        if self._reaper is not None and start_ticks(self._reaper.pid) is not None:
+            found.append(f"reaper {self._reaper.pid}")
+        if not self._options["keep_work"] and self._work.exists():
+            found.append(f"directory {self._work}")
+        toxics: tuple[str, ...] = ()
+        if self._server is not None and self._server.process.poll() is None:
+            toxics = self._server.links.toxics()
+        return ResidueFound(t_ns=t_ns, processes=tuple(found), toxics=toxics)
+
+    # --- controls ---------------------------------------------------------------------------
+
+    def kill(self, unit: str) -> str:
+        """SIGKILL; the supervisor brings the unit back."""
+        return self._running.kill(unit)
+
+    def terminate(self, unit: str, grace_ns: int) -> str:
+        """SIGTERM, and SIGKILL after the grace time; the supervisor brings the unit back."""
+        return self._running.terminate(unit, grace_ns)
+
+    def apply(self, unit: str, resource: Resource, setting: Any) -> str:
+        """Bring one resource of the unit's place to ``setting``."""
+        running = self._running
+        if resource == "frozen":
+            return running.freeze(unit, bool(setting))
+        if resource == "cpu_share":
+            return self._share(unit, setting)
+        if resource == "tuning":
+            return self._tune(unit, setting)
+        if resource == "link":
+            return self._set_links(unit, setting)
+        raise ControlError(f"runtime process has no resource {resource}")
+
+    @property
+    def _running(self) -> Children:
+        if self._children is None:
+            raise ControlError("the process runtime is not open")
+        return self._children
+
+    def _share(self, unit: str, share: float | None) -> str:
+        controller = self._controller
+        if controller is None:
+            raise ControlError("no CPU control group can be made here")
+        reaper = self._reaper
+
+        def make() -> CpuGroup:
+            group = CpuGroup(controller, self._context.run, unit)
+            if reaper is not None:
+                reaper.record(kind="cgroup", path=str(group.path))
+            return group
+
+        self._running.join_group(unit, make).share(share)
+        return "no CPU limit" if share is None else f"{share:g} of a core"
+
+    def _tune(self, unit: str, tuning: Tuning) -> str:
+        path = self._control_file(unit)
+        fresh = path.with_suffix(".tmp")
+        try:
+            fresh.write_bytes(msgspec.json.encode(tuning))
+            fresh.replace(path)  # the unit reads a whole file or the one before it
+        except OSError as error:
+            raise ControlError(f"cannot write {path}: {error}") from error
+        return ""
+
+    def _set_links(self, unit: str, state: LinkState) -> str:
+        if self._server is None or not self._table.of(unit):
+            raise FaultSkipped(f"{unit} has no link")
+        notes = [
+            self._server.links.set_state(name, wanted)
+            for name, wanted in self._table.ask(unit, state).items()
+        ]
+        return "; ".join(sorted({note for note in notes if note}))
+
+    # --- parts of open and close ------------------------------------------------------------
+
+    def _announce(self, name: str, pid: int | None) -> None:
+        if self._reaper is not None:
+            if pid is None:
+                self._reaper.record(kind="starting", name=name)
+            else:
+                self._reaper.record_process(name, pid)
+
+    def _connect(self, ports: Ports) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        """Every listening unit's address, and for each unit its peers' addresses to dial."""
+        dials: dict[str, dict[str, str]] = {name: {} for name in self._units}
+        listens: dict[str, str] = {}
+        if not self._table.links:
+            return listens, dials
+        self._proxy_log = open(self._context.directory / "units" / "proxy.log", "ab", buffering=0)  # noqa: SIM115
+        self._server = ProxyServer(
+            ports,
+            self._proxy_log,
+            self._options["proxy"],
+            self._context.seed,
+            self._environment(),
+            lambda process: self._announce_proxy(process),
+        )
+        for link in self._table.links:
+            if link.peer not in listens:
+                listens[link.peer] = f"{ports.host}:{ports.take()}"
+            dials[link.unit][link.peer] = self._server.open_link(
+                ports, link.name, listens[link.peer]
+            )
+        return listens, dials
+
+    def _announce_proxy(self, process: subprocess.Popen[bytes]) -> None:
+        self._announce("proxy", process.pid)
+
+    def _child(
+        self,
+        target: Target,
+        spec: UnitSpec,
+        token: str,
+        listens: dict[str, str],
+        peers: dict[str, str],
+    ) -> Child:
+        path = self._work / "config" / f"{spec.name}.json"
+        config = UnitConfig(
+            run=self._context.run,
+            token=token,
+            unit=spec.name,
+            role=spec.info.role,
+            target=target.name,
+            seed=self._context.seed,
+            params=dict(target.params),
+            config=dict(spec.config),
+            listen=listens.get(spec.name, ""),
+            peers=peers,
+            state_dir=str(self._work / "state" / spec.name),
+            control_file=str(self._control_file(spec.name)),
+            cache_dir=str(cache_dir()),
+        )
+        write_unit_config(path, config)
+        log = open(self._context.directory / "units" / f"{spec.name}.log", "ab", buffering=0)  # noqa: SIM115
+        command = [sys.executable, "-m", target.module(), str(path)]
+        return Child(spec.name, command, self._environment(), log)
+
+    def _control_file(self, unit: str) -> Path:
+        return self._work / "control" / f"{unit}.json"
+
+    def _environment(self) -> dict[str, str]:
+        root = str(Path(harness.__file__).resolve().parent.parent)
+        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+        run = {RUN_VARIABLE: self._context.run, "PYTHONPATH": path}
+        return {**os.environ, **UNIT_ENVIRONMENT, **run}
+
+    def _heal_links(self) -> None:
+        for unit in self._units:
+            if self._table.disturbed(unit):
+                self._set_links(unit, NEUTRAL["link"])
+
+    def _attempt(self, what: str, step: Callable[[], Any]) -> None:
+        """One step of closing; its failure is an event and does not keep the others."""
+        try:
+            step()
+        except (ChaosError, OSError) as error:
+            failed = HarnessFailed(t_ns=self.clock.now_ns(), where=what, why=str(error))
+            self._late.append(failed)
+
+
+def _options(given: Any) -> dict[str, Any]:
+    problems = []
+    values = {name: default for name, (_, default, _) in OPTIONS.items()}
+    for name, value in given.items():
+        if name not in OPTIONS:
+            problems.append(f"runtime_options.{name}: unknown; there are {', '.join(OPTIONS)}")
+            continue
+        kind, _, text = OPTIONS[name]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind):
+            problems.append(f"runtime_options.{name} is {value!r}; wanted: {text}")
+        values[name] = value
+    if not problems and values["proxy"] not in ("auto", "embedded", "toxiproxy"):
+        problems.append(f'runtime_options.proxy is "{values["proxy"]}"; {OPTIONS["proxy"][2]}')
+    if not problems and not 0 <= values["stop_s"] <= 600:
+        problems.append(f"runtime_options.stop_s is {values['stop_s']}; it lies within 0 and 600")
+    if problems:
+        raise SpecError("process runtime", problems)
+    return values
