@@ -47,7 +47,7 @@ SIZES: dict[str, Architecture] = {
     "base": Architecture(width=256, layers=10, heads=8, kv_heads=4, head_width=32, hidden=1024),
     "100m": Architecture(width=768, layers=16, heads=12, kv_heads=4, head_width=64, hidden=2048),
 }
-"""115,328, 1,018,240, 9,907,072 and 100,888,320 parameters."""
+"""115,328, 1,018,240, 9,907,072 and 100,911,872 parameters."""
 
 
 def tensors(arch: Architecture) -> tuple[Tensor, ...]:

@@ -128,7 +128,7 @@ def _key(name: str, arguments: Sequence[Any], parts: Mapping[str, str]) -> str:
 
 @cache
 def _processor() -> str:
-    """What the processor can do: code compiled for another one may end in an illegal instruction."""
+    """What the processor can do: code made for another one may end in an illegal instruction."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -182,7 +182,8 @@ class CorpusShard:
         first, last = start // size, (start + count - 1) // size
         order = np.concatenate([self._order(epoch) for epoch in range(first, last + 1)])
         begin = start - first * size
-        return self._records[order[begin : begin + count]]
+        chosen: Records = self._records[order[begin : begin + count]]
+        return chosen
 
     def _draw(self, epoch: int) -> NDArray[np.int64]:
         return array_stream(*self._stream, epoch).permutation(len(self._records))

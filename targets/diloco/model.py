@@ -10,6 +10,9 @@ that fragments can be exchanged without knowing Flax. The abstract graph is buil
 allocates nothing; real values come from ``targets.diloco.architecture.initial``.
 """
 
+# Flax is not type-checked here, so its Module is Any to mypy.
+# mypy: disallow-subclassing-any=False
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
