@@ -23,11 +23,8 @@ from harness.sim.options import SimOptions
 from harness.sim.storage import Disk
 from harness.sim.unit import Lane, SimUnit, Skew
 from targets.base import (
-    Connected,
     Disconnect,
-    Disconnected,
     Note,
-    Received,
     Save,
     Send,
     Started,
@@ -71,10 +68,11 @@ class Cluster:
         for unit in self.units.values():
             for peer in unit.spec.links:
                 rng = stream(seed, "sim", "link", unit.name, peer)
-                link = Link(unit.name, peer, loop, self, options, rng)
+                other = self._unit(peer)
+                link = Link(unit, other, loop, self, options, rng)
                 unit.links.append(link)
                 unit.peers[peer] = (link, UP)
-                self._unit(peer).peers[unit.name] = (link, DOWN)
+                other.peers[unit.name] = (link, DOWN)
 
     # --- life and death -------------------------------------------------------------------------
 
@@ -108,7 +106,7 @@ class Cluster:
         if unit.node is None:
             self._exit(unit, code=None, signal=SIGTERM)
         else:
-            self._feed(unit, StopAsked(grace_ns))
+            self.feed(unit, StopAsked(grace_ns), now)
 
     def _grace_over(self, now: int, who: tuple[SimUnit, int]) -> None:
         unit, life = who
@@ -169,11 +167,26 @@ class Cluster:
         unit.node = self._target.node(unit.name)
         unit.worker = self._target.worker(unit.name)
         self._tell_worker(unit)
+        if hasattr(unit.node, "traffic"):
+            unit.node.traffic = self._traffic(unit)
         life = unit.life
-        self._feed(unit, Started(unit.incarnation, unit.disk.saved()))
+        self.feed(unit, Started(unit.incarnation, unit.disk.saved()), now)
         if unit.life == life:
             for link in unit.links:
                 link.dial()
+
+    def _traffic(self, unit: SimUnit) -> Callable[[], tuple[int, int]]:
+        """Bytes (sent to the unit, sent by it) on all its links since now, framing included."""
+
+        def total() -> tuple[int, int]:
+            ends = unit.peers.values()
+            return (
+                sum(link.nbytes[1 - side] for link, side in ends),
+                sum(link.nbytes[side] for link, side in ends),
+            )
+
+        received, sent = total()
+        return lambda: (total()[0] - received, total()[1] - sent)
 
     def _exit(self, unit: SimUnit, code: int | None, signal: int | None) -> str:
         now, incarnation = self._loop.now_ns(), unit.incarnation
@@ -248,7 +261,7 @@ class Cluster:
         if not tuning.hang:
             for lane_name, lane in unit.lanes.items():
                 if lane.jobs and lane.ends_ns is None:
-                    self._begin_job(unit, lane_name, lane, began_ns=lane.began_ns)
+                    self._begin_job(unit, lane_name, lane, self._loop.now_ns())
 
     def set_link(self, name: str, state: LinkState) -> None:
         """Bring every link that the unit dials to ``state``."""
@@ -272,33 +285,7 @@ class Cluster:
         except KeyError:
             raise HarnessError(f"no unit {name}; there are {', '.join(self.units)}") from None
 
-    # --- inputs (also what links ask of their host) ---------------------------------------------
-
-    def listening(self, unit: str) -> bool:
-        """Whether the unit accepts connections (frozen or not)."""
-        return self.units[unit].node is not None
-
-    def soon(self, unit: str, action: Callable[[int, Any], None], argument: Any) -> None:
-        """See :class:`harness.sim.network.Host`."""
-        owner = self.units[unit]
-        if owner.node is None:
-            return
-        if owner.frozen or owner.blocked:
-            owner.inbox.append((action, argument))
-        else:
-            action(self._loop.now_ns(), argument)
-
-    def connected(self, unit: str, peer: str) -> None:
-        """Tell the node."""
-        self._feed(self.units[unit], Connected(peer))
-
-    def disconnected(self, unit: str, peer: str, why: str) -> None:
-        """Tell the node."""
-        self._feed(self.units[unit], Disconnected(peer, why))
-
-    def received(self, unit: str, sender: str, message: Any) -> None:
-        """Tell the node."""
-        self._feed(self.units[unit], Received(sender, message))
+    # --- inputs ----------------------------------------------------------------------------------
 
     def _hold_or(self, unit: SimUnit, action: Callable[[int, Any], None], argument: Any) -> None:
         if unit.frozen or unit.blocked:
@@ -313,22 +300,22 @@ class Cluster:
             action(self._loop.now_ns(), argument)
             inbox = unit.inbox
 
-    def _feed(self, unit: SimUnit, event: Any) -> None:
+    def feed(self, unit: SimUnit, event: Any, now: int) -> None:
+        """Hand ``event`` to the unit's node, if it has one, and carry out what that asks for."""
         node = unit.node
         if node is None:
             return
-        now = self._loop.now_ns()
         try:
             effects = node.handle(event, now if unit.skew is None else unit.skew.local_ns(now))
         except Exception as error:
             self._crash(unit, error)
             return
-        if self._carry(unit, effects, 0):
-            self._set_timer(unit, node)
+        if not effects or self._carry(unit, effects, 0, now):
+            self._set_timer(unit, node, now)
 
     # --- effects --------------------------------------------------------------------------------
 
-    def _carry(self, unit: SimUnit, effects: list[Any], start: int) -> bool:
+    def _carry(self, unit: SimUnit, effects: list[Any], start: int, now: int) -> bool:
         """Carry out ``effects`` from number ``start`` on, in order.
 
         Returns False when the rest has to wait for a durable write, or the unit ended.
@@ -339,12 +326,12 @@ class Cluster:
             if kind is Send:
                 end = unit.peers.get(effect.peer)
                 if end is not None:
-                    end[0].send(end[1], effect.message)
+                    end[0].send(end[1], effect.message, now)
             elif kind is Note:
                 event = effect.event
                 self.events.append(event if unit.skew is None else unit.skew.true_event(event))
             elif kind is Work:
-                self._enqueue(unit, effect.lane, effect.job)
+                self._enqueue(unit, effect.lane, effect.job, now)
             elif kind is Save:
                 unit.disk.begin(effect.key, effect.value)
                 low, high = self._fsync_range
@@ -380,13 +367,13 @@ class Cluster:
             return
         effects, done = unit.deferred
         unit.blocked, unit.deferred = False, None
-        if self._carry(unit, effects, done):
-            self._set_timer(unit, unit.node)
+        if self._carry(unit, effects, done, now):
+            self._set_timer(unit, unit.node, now)
             self._drain(unit)
 
     # --- timers ---------------------------------------------------------------------------------
 
-    def _set_timer(self, unit: SimUnit, node: Any) -> None:
+    def _set_timer(self, unit: SimUnit, node: Any, now: int) -> None:
         """Have a tick scheduled no later than the node wants one.
 
         A deadline that moves later leaves the old entry, which then looks again: deadlines move
@@ -399,7 +386,6 @@ class Cluster:
             deadline = unit.skew.true_ns(deadline)
         tick_at = unit.tick_at
         if tick_at is None or deadline < tick_at:
-            now = self._loop.now_ns()
             unit.tick_at = deadline = max(deadline, now)
             self._loop.at(deadline, self._tick, (unit, unit.life, deadline))
 
@@ -422,9 +408,9 @@ class Cluster:
             return
         local = now if unit.skew is None else unit.skew.local_ns(now)
         if deadline <= local:
-            self._feed(unit, Tick())
+            self.feed(unit, Tick(), now)
         else:
-            self._set_timer(unit, node)
+            self._set_timer(unit, node, now)
 
     # --- work -----------------------------------------------------------------------------------
 
@@ -433,7 +419,7 @@ class Cluster:
         if unit.worker is not None and hasattr(unit.worker, "tuning"):
             unit.worker.tuning = unit.tuning
 
-    def _enqueue(self, unit: SimUnit, name: str, job: Any) -> None:
+    def _enqueue(self, unit: SimUnit, name: str, job: Any, now: int) -> None:
         lane = unit.lanes.get(name)
         if lane is None:
             lane = unit.lanes[name] = Lane()
@@ -442,10 +428,10 @@ class Cluster:
         lane.calls.append(bind(job) if bind is not None else None)
         lane.jobs.append(job)
         if len(lane.jobs) == 1:
-            self._begin_job(unit, name, lane, began_ns=self._loop.now_ns())
+            lane.began_ns = now
+            self._begin_job(unit, name, lane, now)
 
-    def _begin_job(self, unit: SimUnit, name: str, lane: Lane, began_ns: int) -> None:
-        lane.began_ns = began_ns
+    def _begin_job(self, unit: SimUnit, name: str, lane: Lane, now: int) -> None:
         job = lane.jobs[0]
         paced = getattr(type(job), "paced", False)
         if paced and unit.tuning.hang:
@@ -461,7 +447,7 @@ class Cluster:
             duration += self._jitter_ns * unit.random.random()
         elif share is not None and share < 1:
             duration /= share
-        self._schedule_end(unit, name, lane, self._loop.now_ns() + int(duration))
+        self._schedule_end(unit, name, lane, now + int(duration))
 
     def _schedule_end(self, unit: SimUnit, name: str, lane: Lane, ends_ns: int) -> None:
         lane.ends_ns = ends_ns
@@ -474,9 +460,9 @@ class Cluster:
         if unit.blocked:
             unit.inbox.append((self._job_ends, entry))
         else:
-            self._finish(unit, name, lane)
+            self._finish(unit, name, lane, now)
 
-    def _finish(self, unit: SimUnit, name: str, lane: Lane) -> None:
+    def _finish(self, unit: SimUnit, name: str, lane: Lane, now: int) -> None:
         job, call = lane.jobs.popleft(), lane.calls.popleft()
         began_ns, lane.ends_ns = lane.began_ns, None
         assert unit.worker is not None
@@ -492,9 +478,10 @@ class Cluster:
             event = WorkDone(job, result)
         life = unit.life
         if lane.jobs:
-            self._begin_job(unit, name, lane, began_ns=self._loop.now_ns())
+            lane.began_ns = now
+            self._begin_job(unit, name, lane, now)
         if unit.life == life:
-            self._feed(unit, event)
+            self.feed(unit, event, now)
 
     def _draw(self, unit: SimUnit, range_ms: tuple[float, float]) -> int:
         low, high = range_ms

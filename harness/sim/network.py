@@ -20,13 +20,13 @@ protocol notices, and a later session replaces it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
 from faults.base import LinkState
-from harness.sim.loop import Loop
+from harness.sim.loop import Action, Loop
 from harness.sim.options import SimOptions
+from targets.base import Connected, Disconnected, Received
 
 UP, DOWN = 0, 1
 """Directions, and the side that sends in that direction: the dialler sends UP."""
@@ -39,28 +39,23 @@ FRAME_BYTES = 120
 HEALTHY = LinkState()
 
 
+class End(Protocol):
+    """What a link sees of the unit at one of its ends."""
+
+    name: str
+    node: Any
+    """None while no process listens or dials there."""
+    frozen: bool
+    blocked: bool
+    inbox: deque[tuple[Action, Any]]
+    """What waits until the unit is neither frozen nor blocked."""
+
+
 class Host(Protocol):
-    """What a link needs from whoever hosts the units at its two ends."""
+    """Whoever hosts the units at the two ends."""
 
-    def listening(self, unit: str) -> bool:
-        """Whether a process of ``unit`` runs that accepts connections (a frozen one does)."""
-        ...
-
-    def soon(self, unit: str, action: Callable[[int, Any], None], argument: Any) -> None:
-        """Run ``action(now_ns, argument)`` in ``unit``: now, or once it is no longer frozen or
-        busy; never, if its process ends before."""
-        ...
-
-    def connected(self, unit: str, peer: str) -> None:
-        """Tell the unit's node."""
-        ...
-
-    def disconnected(self, unit: str, peer: str, why: str) -> None:
-        """Tell the unit's node."""
-        ...
-
-    def received(self, unit: str, sender: str, message: Any) -> None:
-        """Tell the unit's node."""
+    def feed(self, unit: Any, event: Any, now: int) -> None:
+        """Hand ``event`` to the unit's node, if it has one, and carry out what that asks for."""
         ...
 
 
@@ -83,21 +78,24 @@ class Link:
     """The link that ``dialler`` opens to ``listener``."""
 
     def __init__(
-        self, dialler: str, listener: str, loop: Loop, host: Host, options: SimOptions, rng: Random
+        self, dialler: End, listener: End, loop: Loop, host: Host, options: SimOptions, rng: Random
     ) -> None:
         self.units = (dialler, listener)
+        self.nbytes = [0, 0]
+        """Handed to the link in each direction, framing included."""
         self.state = HEALTHY
         self.attached = True
         self.ends: list[Session | None] = [None, None]
         """The session as each side sees it, dialler first."""
-        self._loop, self._host, self._options, self._random = loop, host, options, rng
+        self._loop, self._host, self._options = loop, host, options
+        self._random = rng.random
         self._dialling: Session | None = None
         self._backoff_ns = options.backoff_ms[0] * 1e6
         self._last = [0, 0]
         self._held: list[list[Frame]] = [[], []]
         self._queue: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
         self._sending = [0, 0]
-        self._latency = [0, 0]
+        self._latency = 0
         self._spread = 0
         self._rate: float | None = None
         self._plain = True
@@ -105,11 +103,17 @@ class Link:
 
     # --- what units do --------------------------------------------------------------------------
 
-    def send(self, side: int, message: Any) -> None:
+    def send(self, side: int, message: Any, now: int) -> None:
         """Hand ``message`` to the link; dropped without error when ``side`` has no session."""
         session = self.ends[side]
-        if session is not None:
-            self._transmit((session, side, DATA, message))
+        if session is None:
+            return
+        frame = (session, side, DATA, message)
+        self.nbytes[side] += size_of(frame)
+        if self._rate is None and not self._queue[side]:
+            self._depart(now, frame)
+        else:
+            self._transmit(frame)
 
     def give_up(self, side: int, why: str) -> None:
         """``side`` closes its end; the dialler dials anew after a pause."""
@@ -131,7 +135,7 @@ class Link:
             self._dialling = None
             self._backoff_ns = self._options.backoff_ms[0] * 1e6
         if session is not None:
-            if abruptly and self._random.random() < self._options.lose_in_flight:
+            if abruptly and self._random() < self._options.lose_in_flight:
                 session.lost[side] = True
             self._transmit((session, side, CLOSE, "closed by peer"))
 
@@ -173,7 +177,7 @@ class Link:
         """Keep what every frame needs in plain numbers."""
         low, high = self._options.latency_ms
         self._spread = round((high - low) * 1e6)
-        self._latency = [round((low + self.state.latency_ms) * 1e6)] * 2
+        self._latency = round((low + self.state.latency_ms) * 1e6)
         rates = [r for r in (self._options.bandwidth_kb_s, self.state.bandwidth_kb_s) if r]
         self._rate = min(rates) * 1000 if rates else None
         quiet = LinkState(
@@ -192,7 +196,7 @@ class Link:
 
     def _depart(self, now: int, frame: Frame) -> None:
         direction = frame[1]
-        arrival = now + self._latency[direction] + int(self._random.random() * self._spread)
+        arrival = now + self._latency + int(self._random() * self._spread)
         if arrival < self._last[direction]:
             arrival = self._last[direction]
         self._last[direction] = arrival
@@ -220,15 +224,29 @@ class Link:
     def _arrive(self, now: int, frame: Frame) -> None:
         if not self._plain and not self._passes(frame):
             return
-        session, direction, kind, _ = frame
+        session, direction, kind, message = frame
         receiver = self.units[1 - direction]
         if kind == DATA:
-            if self.ends[1 - direction] is session and not session.lost[direction]:
-                self._host.soon(receiver, self._take, frame)
-        elif kind == OPEN and (self.state.refused or not self._host.listening(receiver)):
-            self._loop.after(self._latency[DOWN], self._refused, session)
+            if self.ends[1 - direction] is not session or session.lost[direction]:
+                return
+            if receiver.frozen or receiver.blocked:
+                receiver.inbox.append((self._take, frame))
+            else:
+                self._host.feed(receiver, Received(self.units[direction].name, message), now)
+        elif kind == OPEN and (self.state.refused or receiver.node is None):
+            self._loop.after(self._latency, self._refused, session)
         else:
-            self._host.soon(receiver, self._take, frame)
+            self._soon(now, 1 - direction, self._take, frame)
+
+    def _soon(self, now: int, side: int, action: Action, argument: Any) -> None:
+        """Run ``action`` in the process at ``side`` once it can; never, if it ends before."""
+        unit = self.units[side]
+        if unit.node is None:
+            return
+        if unit.frozen or unit.blocked:
+            unit.inbox.append((action, argument))
+        else:
+            action(now, argument)
 
     def _passes(self, frame: Frame) -> bool:
         """Whether the link's condition lets ``frame`` through; deals with it if not."""
@@ -255,20 +273,21 @@ class Link:
         side = 1 - direction
         if kind == DATA:
             if self.ends[side] is session:
-                self._host.received(self.units[side], self.units[direction], message)
+                event = Received(self.units[direction].name, message)
+                self._host.feed(self.units[side], event, now)
         elif kind == OPEN:
             # A new session replaces one that this side still believed in.
             self.ends[DOWN] = session
             self._transmit((session, DOWN, ACCEPT, None))
-            self._host.connected(self.units[DOWN], self.units[UP])
+            self._host.feed(self.units[DOWN], Connected(self.units[UP].name), now)
         elif kind == ACCEPT:
             if self._dialling is session:
                 self._dialling = None
                 self._backoff_ns = self._options.backoff_ms[0] * 1e6
                 self.ends[UP] = session
-                self._host.connected(self.units[UP], self.units[DOWN])
+                self._host.feed(self.units[UP], Connected(self.units[DOWN].name), now)
         else:
-            self._end(side, session, message)
+            self._end(now, side, session, message)
 
     # --- ends of sessions -----------------------------------------------------------------------
 
@@ -286,17 +305,17 @@ class Link:
         for one in doomed.values():
             one.lost = [True, True]
             for side in (UP, DOWN):
-                self._loop.after(self._latency[side], self._broken, (side, one, why))
+                self._loop.after(self._latency, self._broken, (side, one, why))
 
     def _broken(self, now: int, news: tuple[int, Session, str]) -> None:
         side, session, _ = news
         if self.ends[side] is session or (side == UP and self._dialling is session):
-            self._host.soon(self.units[side], self._noticed, news)
+            self._soon(now, side, self._noticed, news)
 
     def _noticed(self, now: int, news: tuple[int, Session, str]) -> None:
-        self._end(*news)
+        self._end(now, *news)
 
-    def _end(self, side: int, session: Session, why: str) -> None:
+    def _end(self, now: int, side: int, session: Session, why: str) -> None:
         if side == UP and self._dialling is session:
             self._dialling = None
             self._dial_later()
@@ -304,12 +323,13 @@ class Link:
             self.ends[side] = None
             if side == UP:
                 self._dial_later()
-            self._host.disconnected(self.units[side], self.units[1 - side], why)
+            event = Disconnected(self.units[1 - side].name, why)
+            self._host.feed(self.units[side], event, now)
 
     def _unstall(self) -> None:
         how = self._options.stall_heals
         if how == "either":
-            how = "lossless" if self._random.random() < 0.5 else "recreate"
+            how = "lossless" if self._random() < 0.5 else "recreate"
         if how == "recreate":
             self._break("connection closed when the link was made anew")
         self._release()
@@ -325,7 +345,7 @@ class Link:
 
     def _dial_later(self) -> None:
         low, high = 0.8, 1.2
-        pause = self._backoff_ns * (low + (high - low) * self._random.random())
+        pause = self._backoff_ns * (low + (high - low) * self._random())
         self._backoff_ns = min(2 * self._backoff_ns, self._options.backoff_ms[1] * 1e6)
         marker = self._dialling = Session()
         # The pause is an attempt of its own, so that a process that ends meanwhile voids it.
@@ -333,7 +353,7 @@ class Link:
 
     def _pause_over(self, now: int, marker: Session) -> None:
         if self._dialling is marker:
-            self._host.soon(self.units[UP], self._redial, marker)
+            self._soon(now, UP, self._redial, marker)
 
     def _redial(self, now: int, marker: Session) -> None:
         if self._dialling is marker:
@@ -341,11 +361,11 @@ class Link:
 
     def _refused(self, now: int, session: Session) -> None:
         if self._dialling is session:
-            self._host.soon(self.units[UP], self._attempt_failed, session)
+            self._soon(now, UP, self._attempt_failed, session)
 
     def _dial_timed_out(self, now: int, session: Session) -> None:
         if self._dialling is session:
-            self._host.soon(self.units[UP], self._attempt_failed, session)
+            self._soon(now, UP, self._attempt_failed, session)
 
     def _attempt_failed(self, now: int, session: Session) -> None:
         if self._dialling is session:
