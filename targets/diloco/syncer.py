@@ -177,11 +177,15 @@ class Syncer:
             return None
         due = self._links_due
         if self.phase is Phase.PULL:
-            due = min(due, self._pull_until)
+            other = self._pull_until
         elif self.phase is Phase.GRACE:
-            due = min(due, self._grace_until)
+            other = self._grace_until
         elif self.phase is Phase.COLLECT and self._not_before > self._now:
-            due = min(due, self._not_before)
+            other = self._not_before
+        else:
+            other = NEVER
+        if other < due:
+            due = other
         return None if due >= NEVER else due
 
     def pending(self) -> str:

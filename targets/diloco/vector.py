@@ -42,7 +42,11 @@ class VectorClock:
             return
         self._seen = other
         entries = self._entries
+        known = entries.get
         for unit, value in other.items():
-            if value > entries.get(unit, -1):
-                self.advance(unit, value)
-                entries = self._entries
+            if value > known(unit, -1):
+                if self._shared:
+                    self._entries = entries = entries.copy()
+                    self._shared = False
+                    known = entries.get
+                entries[unit] = value
