@@ -66,6 +66,16 @@ class SimulatedRuntime:
         """Whether a process of the unit exists."""
         return self._opened().units[unit].alive
 
+    def pending(self) -> dict[str, str]:
+        """Unit to what it waits for: what its node says, or why there is no node."""
+        found = {}
+        for unit in self._opened().units.values():
+            if unit.node is None:
+                found[unit.name] = "coming to life" if unit.alive else "no process"
+            elif hasattr(unit.node, "pending"):
+                found[unit.name] = str(unit.node.pending())
+        return found
+
     def kill(self, unit: str) -> str:
         """SIGKILL; raises ``FaultSkipped`` when no process lives there."""
         return self._opened().kill(unit)

@@ -95,7 +95,7 @@ def survives_syncer(e: Evidence) -> Finding:
         life
         for unit in history.syncers
         for life in history.lives.get(unit, ())
-        if life.ended_ns is not None and life.ended_ns <= end
+        if life.ended_ns is not None and life.ended_ns < end
     ]
     if not deaths:
         return not_asked("no syncer died")
