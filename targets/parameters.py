@@ -10,7 +10,6 @@ import difflib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -63,8 +62,7 @@ def _validated(kind: type[T], known: Mapping[str, Any]) -> T:
     return kind(**{field.name: getattr(checked, field.name) for field in fields(cast(Any, kind))})
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     # A subclass carries the setting: pydantic takes none beside a dataclass.
     config = ConfigDict(allow_inf_nan=False)
     return TypeAdapter(type(kind.__name__, (kind,), {"__pydantic_config__": config}))

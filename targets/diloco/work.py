@@ -129,6 +129,10 @@ class LearnerWorker:
         self._loaded = False
         self._bytes = [4 * n for n in self.layout.elements]
 
+    def warm(self) -> None:
+        """Compile what a step needs; before the unit says that it is ready."""
+        self.trainer.warm()
+
     def run(self, job: Job) -> Any:
         """Carry out ``job`` and make its outcome visible to reads; see the module."""
         result = self.bind(job)()

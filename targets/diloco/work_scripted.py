@@ -64,6 +64,9 @@ class ScriptedLearner:
         self._steps = 0
         self._adopted = [""] * len(layout.fragments)
 
+    def warm(self) -> None:
+        """Nothing to compile."""
+
     def run(self, job: Job) -> Any:
         """Carry out ``job``."""
         return self.bind(job)()
