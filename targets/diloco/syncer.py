@@ -331,6 +331,10 @@ class Syncer:
             why = f"layout: parameter layout {hello.layout}, this run has {self.layout}"
             self._turn_away(peer.name, hello, why)
             return
+        if hello.versions is not None and len(hello.versions) != self.params.fragments:
+            have, want = len(hello.versions), self.params.fragments
+            self._turn_away(peer.name, hello, f"layout: {have} fragments, this run has {want}")
+            return
         if hello.incarnation < peer.incarnation:
             why = f"fenced: life {hello.incarnation} is over, life {peer.incarnation} was here"
             self._turn_away(peer.name, hello, why)
