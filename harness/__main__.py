@@ -14,6 +14,8 @@ COMMANDS: dict[str, str] = {
     "report": "compute the reports of a run directory anew from its journal",
     "gate": "judge a run directory by its exit status",
     "compare": "two runs side by side",
+    "simulate": "goodput and uptime on failing chips, at the paper's scale",
+    "bandwidth": "what links a way of training needs",
     "list": "what there is: experiments, faults, runtimes, targets",
     "doctor": "what this machine lacks, and how to get it",
     "clean": "remove expired leftovers of any run",
