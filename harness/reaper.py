@@ -40,6 +40,7 @@ class Reaper:
         self.run = run
         self.manifest = directory / MANIFEST
         self.note = state_dir() / f"{run}.json"
+        self._log = directory / "reaper.log"
         try:
             self._file = open(self.manifest, "ab", buffering=0)  # noqa: SIM115
             self.note.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +93,11 @@ class Reaper:
             self._process.kill()
             self._process.wait()
         self.note.unlink(missing_ok=True)
+        if self._log.exists() and self._log.stat().st_size == 0:
+            self._log.unlink()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        log = open(self.manifest.with_name("reaper.log"), "ab")  # noqa: SIM115 - passed on
+        log = open(self._log, "ab")  # noqa: SIM115 - passed on
         command = [sys.executable, "-m", "harness.reaper", self.run, str(self.manifest.resolve())]
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)

@@ -297,7 +297,10 @@ class Children:
             fcntl.fcntl(out, _F_SETPIPE_SZ, _PIPE_BYTES)
         child._pidfd = os.pidfd_open(process.pid)
         self._selector.register(out, selectors.EVENT_READ, lambda: self._read(child))
-        self._selector.register(child._pidfd, selectors.EVENT_READ, lambda: self._reap(child))
+        generation = child.generation
+        self._selector.register(
+            child._pidfd, selectors.EVENT_READ, lambda: self._reap(child, generation)
+        )
         self._wake()
 
     def _read(self, child: Child) -> bool:
@@ -317,10 +320,10 @@ class Children:
                 self._selector.unregister(child.process.stdout)
         return bool(chunk)
 
-    def _reap(self, child: Child) -> None:
+    def _reap(self, child: Child, generation: int) -> None:
         """The child's process ended: its last words, its group, its exit, its successor."""
         process = child.process
-        if process is None or child._lines is None:
+        if process is None or child._lines is None or child.generation != generation:
             return
         while self._read(child):
             pass

@@ -260,13 +260,17 @@ class Timeout(Stage):
     With 0 it stays silent for ever. Removing it closes the connection.
     """
 
+    _swallowed = 0
+
     @property
     def full(self) -> bool:
-        """Always: the source is not even read."""
-        return True
+        """Whether the sender should feel that nobody takes its data."""
+        return self._swallowed >= HELD_BYTES_MAX
 
     def feed(self, data: bytes) -> None:
-        """Swallow what was read before the stage came."""
+        """Swallow. A little is taken, as by Toxiproxy: unread data would turn the end of the
+        connection, when it comes, into a reset."""
+        self._swallowed += len(data)
 
     def eof(self) -> None:
         """The end is not passed on either."""

@@ -5,6 +5,7 @@ The real Toxiproxy server when there is one, else the embedded proxy with the sa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -175,24 +176,39 @@ class ProxyServer:
         try:
             started(self.process)
             self.links = Links("127.0.0.1", port)
-            self._wait()
+            self._wait(port)
         except BaseException:
             self.stop()
             raise
 
-    def _wait(self) -> None:
+    def _wait(self, port: int) -> None:
+        """Until our own process listens on the port and answers.
+
+        An answer alone proves nothing: another run's server may have been faster to the port.
+        """
         deadline = time.monotonic() + START_S
-        while True:
-            try:
-                self.links.version()
-                break
-            except ControlError as error:
-                if self.process.poll() is not None:
-                    why = f"exit status {self.process.returncode}"
-                    raise ControlError(f"{error} ({why})") from error
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.01)
-        # Somebody else's server may answer on this port while ours fails to get it.
-        if self.links.names() or self.process.poll() is not None:
-            raise ControlError(f"{self.links.address} belongs to another proxy server")
+        while not _listens(self.process.pid, port):
+            if self.process.poll() is not None:
+                raise ControlError(f"port {port}: exit status {self.process.returncode}")
+            if time.monotonic() >= deadline:
+                raise ControlError(f"port {port}: not listening after {START_S:g} s")
+            time.sleep(0.005)
+        self.links.version()
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether the process itself holds a socket that listens on the port (IPv4)."""
+    inodes = set()
+    for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = row.split()
+        if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+            inodes.add(f"socket:[{fields[9]}]")
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir()) if inodes else []
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(descriptor) in inodes:
+                return True
+    return False
