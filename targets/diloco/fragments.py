@@ -52,7 +52,9 @@ def offsets(fragments: int, sync_every: int) -> tuple[int, ...]:
     Raises ``ValueError`` when there are more fragments than steps in a cycle.
     """
     if not 1 <= fragments <= sync_every:
-        raise ValueError(f"{fragments} fragments cannot have distinct offsets in {sync_every} steps")
+        raise ValueError(
+            f"{fragments} fragments cannot have distinct offsets in {sync_every} steps"
+        )
     return tuple(p * sync_every // fragments for p in range(fragments))
 
 
