@@ -4,10 +4,11 @@ A learner that was killed should train again in a second or two, with other lear
 same cores. Compiling is the smaller part of that: importing Flax and tracing the model cost more.
 So the finished executable is kept in ``cache_dir`` under a key made of everything that went into
 it; who finds it there neither imports the model nor traces it. JAX's own persistent compilation
-cache lives in the same folder and serves whatever is compiled by other ways.
+cache saves the compilation only, so it is not used.
 
 An entry is only as trustworthy as the folder: loading one runs machine code, so entries of other
-users are ignored. Entries that are torn or do not load are compiled anew and replaced.
+users are ignored. Entries that are torn or do not load are compiled anew and replaced, and what
+is stored was loaded and run once before.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _MAGIC = b"DLCX1\n"
 _XLA_FLAGS = (
     "--xla_cpu_multi_thread_eigen=false",
@@ -33,11 +36,10 @@ _XLA_FLAGS = (
 )
 
 
-def start_jax(cache_dir: str = "") -> Any:
-    """Import JAX for one CPU thread and return it.
+def start_jax() -> Any:
+    """Import JAX for one CPU thread, with strict type promotion, and return it.
 
-    The thread settings take effect only when JAX was not used in this process before. With a
-    ``cache_dir`` everything that gets compiled is kept there, however small or fast it was.
+    The thread settings take effect only when JAX was not used in this process before.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if "jax" not in sys.modules:
@@ -51,10 +53,6 @@ def start_jax(cache_dir: str = "") -> Any:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     # A step is waited for anyway; without a dispatch thread it runs where it is called.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if cache_dir:
-        jax.config.update("jax_compilation_cache_dir", cache_dir)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return jax
 
 
@@ -66,7 +64,7 @@ class Program:
     source: str
     took_ns: int
     why: str = ""
-    """Why a cached entry that was there could not be used; empty when all is well."""
+    """Why an entry of the cache could not be used or made; empty when all is well."""
 
 
 def obtain(
@@ -100,15 +98,28 @@ def obtain(
             why = why_again or why
             if call_or_none is None:
                 compiled = _compile(make, arguments)
-                _store(path, compiled)
+                why = _store(path, compiled, arguments, results) or why
                 return Program(compiled, "compiled", time.monotonic_ns() - began_ns, why)
     return Program(call_or_none, "cache", time.monotonic_ns() - began_ns, why)
 
 
 def _compile(make: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> Any:
-    import jax
+    """Compile without JAX's own cache, should the user's environment have switched it on.
 
-    return jax.jit(make()).lower(*arguments).compile()
+    What comes out of that cache cannot be serialized again: it would load and then fail to run.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    lowered = jax.jit(make()).lower(*arguments)
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it remembers whether it is on
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def _key(name: str, arguments: Sequence[Any], parts: Mapping[str, str]) -> str:
@@ -153,29 +164,43 @@ def _load(path: Path, arguments: Sequence[Any], results: Any) -> tuple[Any, str]
     body = data[head:]
     if data[:head] != _MAGIC + hashlib.sha256(body).digest():
         return None, f"{path.name} is torn or of another format"
+    try:
+        return _revive(body, arguments, results), ""
+    except Exception as error:  # whatever XLA dislikes about it, compiling anew is the cure
+        return None, f"{path.name} does not load: {error}"
+
+
+def _revive(body: bytes, arguments: Sequence[Any], results: Any) -> Callable[..., Any]:
+    import jax
+    from jax.experimental import serialize_executable
+
+    loaded: Callable[..., Any] = serialize_executable.deserialize_and_load(
+        body,
+        jax.tree.structure((tuple(arguments), {})),
+        jax.tree.structure(results),
+        execution_devices=jax.devices()[:1],
+    )
+    return loaded
+
+
+def _store(path: Path, compiled: Any, arguments: Sequence[Any], results: Any) -> str:
+    """Put the entry there whole or not at all; why not, or nothing.
+
+    An entry that loads and cannot run would keep every later life from starting, so it is tried.
+    """
     import jax
     from jax.experimental import serialize_executable
 
     try:
-        call = serialize_executable.deserialize_and_load(
-            body,
-            jax.tree.structure((tuple(arguments), {})),
-            jax.tree.structure(results),
-            execution_devices=jax.devices()[:1],
-        )
-    except Exception as error:  # whatever XLA dislikes about it, compiling anew is the cure
-        return None, f"{path.name} does not load: {error}"
-    return call, ""
-
-
-def _store(path: Path, compiled: Any) -> None:
-    """Put the entry there whole or not at all."""
-    from jax.experimental import serialize_executable
-
-    body, _, _ = serialize_executable.serialize(compiled)
+        body, _, _ = serialize_executable.serialize(compiled)
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tuple(arguments))
+        jax.block_until_ready(_revive(body, arguments, results)(*zeros))
+    except Exception as error:  # the program in hand is good; only later starts are slower
+        return f"{path.name} cannot be kept: {error}"
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
     temporary.replace(path)
+    return ""
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class LmTrainer:
         cache_dir: str = "",
     ) -> None:
         began_ns = time.monotonic_ns()
-        self._jax = compiled.start_jax(cache_dir)
+        self._jax = compiled.start_jax()
         self.import_ns = time.monotonic_ns() - began_ns
         """What importing JAX took."""
         self.compile_ns = 0
@@ -268,7 +268,7 @@ def evaluate(
 
     Raises ``data.DataError`` for unusable text. The same arguments give the same numbers.
     """
-    jax = compiled.start_jax(cache_dir)
+    jax = compiled.start_jax()
     arch = SIZES[params.model]
     source = data.open_source(params, seed)
     held_out = source.held_out(records)

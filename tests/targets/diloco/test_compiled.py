@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,55 @@ def test_those_who_start_together_compile_once(tmp_path: Path) -> None:
     assert recipe.made == 1
     assert sorted(p.source for p in programs) == ["cache", "cache", "cache", "compiled"]
     assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_jaxs_own_cache_does_not_spoil_ours(tmp_path: Path) -> None:
+    def make() -> Callable[[Any], Any]:
+        return lambda x: jax.numpy.tanh(x @ x.T) ** 2 + jax.numpy.sum(x)  # several kernels
+
+    square = jax.ShapeDtypeStruct((4, 4), np.float32)
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+    def once(part: str) -> compiled.Program:
+        return compiled.obtain(
+            "add", make, (square,), square, parts={"part": part}, cache_dir=str(tmp_path / "ours")
+        )
+
+    with ExitStack() as stack:
+        use_own_cache(stack, tmp_path / "jax")
+        expected = np.asarray(jax.jit(make())(x))  # now it is in JAX's cache
+        assert [once("a").source, once("b").source] == ["compiled", "compiled"]
+        again = once("b")
+        assert (again.source, again.why) == ("cache", "")
+        np.testing.assert_array_equal(again.call(x), expected)
+
+
+def use_own_cache(stack: ExitStack, folder: Path) -> None:
+    from jax.experimental.compilation_cache import compilation_cache
+
+    for name, value in {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }.items():
+        stack.callback(jax.config.update, name, getattr(jax.config, name))
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    stack.callback(compilation_cache.reset_cache)
+
+
+def test_a_program_that_cannot_be_kept_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Callable[..., Any]:
+        raise RuntimeError("Function not found")
+
+    monkeypatch.setattr(compiled, "_revive", broken)
+    program = obtain(Recipe(1), tmp_path)
+    assert program.source == "compiled"
+    assert "cannot be kept: Function not found" in program.why
+    np.testing.assert_array_equal(program.call(X), X + 1)
+    assert list(tmp_path.glob("*.xla")) == []
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
