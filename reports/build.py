@@ -12,7 +12,8 @@ from pathlib import Path
 
 from harness.events import Merged
 from reports import schema
-from reports.checks import Answer, Evidence, run_checks
+from reports.checks import Answer, run_checks
+from reports.checks.base import Evidence
 from reports.effects import FaultFact, judge_faults
 from reports.gate import Figures, judge_gates
 from reports.healing import Healing, Summary, heal, summarize

@@ -184,12 +184,12 @@ GATES: dict[str, Gate] = {
 
 def judge_gates(asked: Mapping[str, Any], figures: Figures) -> list[GateRow]:
     """One row per bound in ``asked`` (the spec's ``[gate]`` table), in its order."""
-    return [_judge(name, bound, figures) for name, bound in asked.items()]
+    return [_judge(name, bound, figures) for name, bound in asked.items() if bound is not None]
 
 
 def _judge(name: str, asked: Any, figures: Figures) -> GateRow:
     gate = GATES.get(name)
-    if gate is None or not isinstance(asked, int | float):
+    if gate is None or isinstance(asked, bool) or not isinstance(asked, int | float):
         known = ", ".join(GATES)
         why = f"no such gate (there are: {known})" if gate is None else "its bound is no number"
         return GateRow(name=name, value=None, bound=0.0, ok=False, unit="", why=why)

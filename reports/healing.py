@@ -5,7 +5,8 @@ ones. For a fault that was survived (the process died) the origin is the instant
 effect; for one that was lifted (a frozen unit, a cut link) it is the lift. ``detect`` is the
 exception: it is always counted from the effect, because noticing comes before the lift.
 
-* ``detect``: until another unit acted on the victim's absence.
+* ``detect``: until another unit acted on the victim's absence. A broken link shows only when
+  somebody notices it, so there it is counted from the fault's execution.
 * ``restart``: until the unit's process ran again (only when it died).
 * ``ready``: until its first inner step was done.
 * ``reintegrate``: until its first contribution was merged. This is the self-healing latency.
@@ -29,6 +30,9 @@ RATE_NS = 2_000_000_000
 
 PERCENTILE_N_MIN = 5
 """No percentile is published for fewer faults."""
+
+NOTICE_SLACK_NS = 3_000_000_000
+"""How long after a lasting fault its notice may still come in."""
 
 OUT = frozenset({"exit", "stopped", "link", "unheard"})
 """Effects that take a unit out of training. Only these count as healing in summaries: a slow unit
@@ -114,15 +118,11 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     def since(t_ns: int | None) -> int | None:
         return None if t_ns is None or origin is None or t_ns > limit else max(0, t_ns - origin)
 
-    notice = history.noticed(window.unit, begin) if effect and effect.what in OUT else None
-    detect = None
-    if notice is not None and notice.event.t_ns <= limit:
-        detect = notice.event.t_ns - begin
     reintegrate = since(merged.event.t_ns if merged else None)
     return Healing(
         fact=fact,
         origin_ns=origin,
-        detect_ns=detect,
+        detect_ns=_detect(history, fact, merged),
         restart_ns=since(later.begin_ns if later else None),
         ready_ns=since(ready),
         reintegrate_ns=reintegrate,
@@ -131,6 +131,20 @@ def _heal(history: History, fact: FaultFact) -> Healing:
         state_digest_match=_digests_match(later.joined) if later else None,
         waited_ns=None if reintegrate is not None or origin is None else max(0, limit - origin),
     )
+
+
+def _detect(history: History, fact: FaultFact, merged: Seen[Merged] | None) -> int | None:
+    window, effect = fact.window, fact.effect
+    if effect is None or effect.what not in OUT:
+        return None
+    begin = effect.at_ns
+    over = history.end_ns if merged is None else merged.event.t_ns
+    if effect.what != "exit":
+        begin = min(begin, window.executed_ns or begin)
+        over = min(history.end_ns, window.until_ns(history.end_ns) + NOTICE_SLACK_NS)
+    notice = history.noticed(window.unit, begin)
+    # A later notice belongs to a later fault.
+    return notice.event.t_ns - begin if notice and notice.event.t_ns <= over else None
 
 
 def _next_life(history: History, unit: str, died_ns: int) -> Life | None:

@@ -1,0 +1,309 @@
+"""A report as plain text for terminals and as Markdown for pull requests and job summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from reports.ledger import LABELS
+from reports.schema import Report
+
+SUMMARY_BYTES_MAX = 1024 * 1024 - 1
+"""Hosted job summaries refuse, rather than cut, anything of 1 MiB or more."""
+
+LABEL_WORDS = {
+    "useful": "in a step that counts",
+    "lost": "in steps that were thrown away",
+    "waiting": "blocked on others",
+    "slowed": "beyond a step's nominal time",
+    "down_detect": "dead, nobody noticed yet",
+    "down_restart": "dead, being restarted",
+    "down_init": "importing and compiling",
+    "down_recover": "fetching state",
+    "other": "not explained",
+}
+"""What each label of the ledger means, in a few words."""
+
+TITLES = {
+    "passed": "PASSED",
+    "deviated": "DEVIATED",
+    "baseline-not-met": "BASELINE NOT MET",
+    "no-effect": "NO EFFECT",
+    "host-too-slow": "HOST TOO SLOW",
+    "harness-error": "HARNESS ERROR",
+    "interrupted": "INTERRUPTED",
+}
+
+
+def title(report: Report) -> str:
+    """The outcome in capitals, with a word for a verdict that proves nothing."""
+    words = TITLES[report.verdict.outcome]
+    if report.verdict.outcome == "deviated" and not report.verdict.conclusive:
+        return "NOT SHOWN TO HOLD (inconclusive)"
+    return words if report.verdict.conclusive else f"{words} (inconclusive)"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio for people; a dash when it is not known."""
+    return "–" if ratio is None else f"{ratio:.1%}"
+
+
+def duration(value: float | None) -> str:
+    """Seconds for people; a dash when not known."""
+    if value is None:
+        return "–"
+    return f"{value * 1000:.0f} ms" if 0 < value < 0.1 else f"{value:.2f} s"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A gate's number with its unit."""
+    if value is None:
+        return "unknown"
+    if unit == "ratio":
+        return f"{value:.1%}"
+    if unit == "s":
+        return f"{value:.2f} s"
+    return f"{value:,.4g} {unit}".strip()
+
+
+def count(value: int | None) -> str:
+    """A whole number with separators; a dash when not known."""
+    return "–" if value is None else f"{value:,}"
+
+
+def terminal(report: Report, page: str = "") -> str:
+    """What a terminal shows at the end of a run: about 40 lines, no colour codes.
+
+    ``page`` is the path of the HTML report, shown last.
+    """
+    run, good = report.run, report.goodput
+    lines = [
+        f"{run.experiment}: {title(report)}",
+        *(f"  {reason}" for reason in report.verdict.reasons),
+        *(f"  note: {caution}" for caution in report.verdict.cautions),
+        "",
+        f"  goodput        {percent(good.ratio):>8}   of {good.allocated_s:.1f} learner-seconds",
+        f"  merged goodput {percent(good.merged_ratio):>8}",
+        f"  uptime         {percent(good.uptime_ratio):>8}   "
+        f"longest stall {duration(good.longest_stall_s)}",
+        f"  faults         {report.faults.planned} planned, {report.faults.executed} executed, "
+        f"{report.faults.effective} effective",
+        f"  residue        {residue_line(report)}",
+    ]
+    if report.quality.final_loss is not None:
+        lines.append(
+            f"  loss           {report.quality.first_loss:.3f} to {report.quality.final_loss:.3f}"
+        )
+    lines += _healing_text(report)
+    bad = [i for i in report.invariants if i.valid is not True and i.asked]
+    held = sum(i.valid is True for i in report.invariants)
+    lines += ["", f"  checks: {held} hold, {len(bad)} do not or are unknown"]
+    lines += [f"    {_mark(i.valid)} {i.name}: {i.why}" for i in bad]
+    for gate in report.gates:
+        sign = "ok  " if gate.ok else "MISS" if gate.value is not None else "?   "
+        lines.append(f"  gate {sign} {gate.name} = {figure(gate.value, gate.unit)} ({gate.why})")
+    if run.repeat:
+        lines += ["", f"  repeat: {run.repeat}"]
+    if page:
+        lines.append(f"  report: {page}")
+    return "\n".join(lines) + "\n"
+
+
+def residue_line(report: Report) -> str:
+    """What was left behind, in one line."""
+    left = report.residue
+    if not left.scanned:
+        return "nobody looked"
+    counts = {
+        "containers": len(left.containers),
+        "networks": len(left.networks),
+        "volumes": len(left.volumes),
+        "processes": len(left.processes),
+        "toxics": len(left.toxics),
+    }
+    return ", ".join(f"{n} {kind}" for kind, n in counts.items()) + " left behind"
+
+
+def _healing_text(report: Report) -> list[str]:
+    rows = [h for h in report.healing if h.counts]
+    if not rows:
+        return []
+    head = ["fault", "unit", "detect", "restart", "ready", "healed", "throughput", "by"]
+    table = [
+        [
+            f"{h.fault} {h.kind}",
+            h.unit,
+            duration(h.detect_s),
+            duration(h.restart_s),
+            duration(h.ready_s),
+            duration(h.reintegrate_s) if h.reintegrate_s is not None else "not healed",
+            duration(h.throughput_s),
+            h.restarted_by or "–",
+        ]
+        for h in rows[:20]
+    ]
+    lines = ["", *("  " + line for line in columns([head, *table]))]
+    if len(rows) > 20:
+        lines.append(f"  showing 20 of {len(rows)}")
+    lines.append(f"  healing: {healing_line(report)}")
+    return lines
+
+
+def healing_line(report: Report) -> str:
+    """The summary of healing in one line."""
+    some = report.healing_summary
+    if some.n == 0:
+        return "no fault took a unit out"
+    p50 = duration(some.p50_s) if some.p50_s is not None else "needs n >= 5"
+    tail = f", {some.unhealed} not healed" if some.unhealed else ""
+    return f"n = {some.n}, median {p50}, longest {duration(some.max_s)}{tail}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as left-aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _mark(valid: object) -> str:
+    return {True: "ok", False: "BROKEN", "unknown": "unknown"}[valid]
+
+
+# --- Markdown -----------------------------------------------------------------------------------
+
+
+def summary(report: Report, budget: int = SUMMARY_BYTES_MAX) -> bytes:
+    """Markdown below ``budget`` bytes; sections that do not fit are left out and counted."""
+    sections = list(_sections(report))
+    notice = "\n*Cut: {} of {} sections did not fit; see report.html.*\n"
+    reserve = len(notice.format(len(sections), len(sections)).encode())
+    out = b""
+    for number, section in enumerate(sections):
+        data = section.encode()
+        if len(out) + len(data) + reserve > budget:
+            left = len(sections) - number
+            return out + notice.format(left, len(sections)).encode()
+        out += data
+    return out
+
+
+def _sections(report: Report) -> Iterable[str]:
+    run, good, sign = report.run, report.goodput, {True: "✅", False: "❌"}
+    icon = "✅" if report.verdict.exit_status == 0 else "❌" if report.verdict.conclusive else "⚠️"
+    reasons = "".join(f"- {md(reason)}\n" for reason in report.verdict.reasons)
+    yield (
+        f"## {icon} {md(run.experiment)}: {title(report)}\n\n{reasons}\n"
+        + _table(
+            ["goodput", "merged goodput", "uptime", "longest stall", "faults", "healing", "seed"],
+            [
+                [
+                    percent(good.ratio),
+                    percent(good.merged_ratio),
+                    percent(good.uptime_ratio),
+                    duration(good.longest_stall_s),
+                    f"{report.faults.effective} of {report.faults.planned} effective",
+                    healing_line(report),
+                    str(run.seed),
+                ]
+            ],
+        )
+        + (f"\nRepeat: `{run.repeat.replace('`', ' ')}`\n" if run.repeat else "")
+    )
+    if report.gates:
+        rows = [
+            [sign[g.ok], md(g.name), figure(g.value, g.unit), f"{g.bound:g}", md(g.why)]
+            for g in report.gates
+        ]
+        yield "\n### Gates\n\n" + _table(["", "gate", "value", "bound", "why"], rows)
+    icons = {True: "✅", False: "❌", "unknown": "❔"}
+    asked = [i for i in report.invariants if i.asked]
+    rows = [[icons[i.valid], i.name, md(i.why), ", ".join(map(str, i.events[:5]))] for i in asked]
+    yield "\n### Checks\n\n" + _table(["", "check", "why", "journal lines"], rows)
+    if report.verdict.cautions:
+        yield "\n### Notes\n\n" + "".join(f"- {md(c)}\n" for c in report.verdict.cautions)
+    shares = [
+        [label, LABEL_WORDS[label], f"{good.ledger_s[label]:.2f}", percent(_share(report, label))]
+        for label in LABELS
+    ]
+    yield _details(
+        "Where the learners' time went", _table(["label", "meaning", "s", "share"], shares)
+    )
+    if report.healing:
+        yield _details("Self-healing", _healing_table(report))
+    if report.faults.rows:
+        yield _details("Faults: planned, executed, effective", _fault_table(report))
+    yield f"\nResidue: {residue_line(report)}.\n"
+
+
+def _share(report: Report, label: str) -> float | None:
+    total = report.goodput.allocated_s
+    return report.goodput.ledger_s[label] / total if total else None
+
+
+def _healing_table(report: Report) -> str:
+    head = [
+        "fault",
+        "kind",
+        "unit",
+        "detect",
+        "restart",
+        "ready",
+        "reintegrate",
+        "throughput",
+        "by",
+    ]
+    rows = [
+        [
+            md(h.fault),
+            md(h.kind),
+            md(h.unit),
+            duration(h.detect_s),
+            duration(h.restart_s),
+            duration(h.ready_s),
+            duration(h.reintegrate_s),
+            duration(h.throughput_s),
+            md(h.restarted_by or "–"),
+        ]
+        for h in report.healing[:500]
+    ]
+    return _table(head, rows) + _of(len(rows), len(report.healing))
+
+
+def _fault_table(report: Report) -> str:
+    rows = [
+        [
+            md(f.fault),
+            md(f.kind),
+            md(f.unit),
+            duration(f.planned_s),
+            duration(f.executed_s),
+            "yes" if f.effective else "no",
+            md(f.evidence),
+        ]
+        for f in report.faults.rows[:500]
+    ]
+    head = ["fault", "kind", "unit", "planned", "executed", "effective", "evidence"]
+    return _table(head, rows) + _of(len(rows), len(report.faults.rows))
+
+
+def _of(shown: int, total: int) -> str:
+    return f"\nShowing {shown} of {total}.\n" if shown < total else ""
+
+
+def _details(name: str, body: str) -> str:
+    return f"\n<details><summary>{name}</summary>\n\n{body}\n</details>\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def md(text: str) -> str:
+    """Text that came from a log or a file, safe inside a Markdown table cell."""
+    flat = " ".join(text.split())[:400]
+    for character in "\\`*_{}[]|~#":
+        flat = flat.replace(character, "\\" + character)
+    return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
