@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ def _learner(unit: Unit) -> Parts:
         life=unit.incarnation,
         cache_dir=config.cache_dir,
         pacing=pacer,
+        tuning=unit.tuning,
     )
     imported_ns = time.monotonic_ns()
     trainer = getattr(worker, "trainer", None)
@@ -113,7 +115,10 @@ def _params(values: dict[str, Any]) -> DilocoParams:
 
     from targets.diloco.params import DilocoParams
 
-    # The composer validated them; this only brings JSON's lists back into tuples.
+    # The composer validated them; this brings JSON's lists back into tuples, and does not let a
+    # misspelt name pass for a default.
+    if unknown := values.keys() - {field.name for field in fields(DilocoParams)}:
+        raise ValueError(f"unknown parameters: {', '.join(sorted(unknown))}")
     params = msgspec.convert(values, DilocoParams)
     if problems := params.problems():
         raise ValueError("; ".join(problems))

@@ -181,7 +181,7 @@ def test_bad_frames_are_noted_and_dropped_and_too_many_end_the_link(raw: Any) ->
         with pytest.raises(grpc.RpcError) as ended:
             list(call)
         assert ended.value.code() is grpc.StatusCode.ABORTED
-        assert "refused frames in a row" in ended.value.details()
+        assert "refused frames in a row" in str(ended.value.details())
         until("the link is down", lambda: not syncer.up())
         assert len(syncer.messages) == 1
         notes = [entry[1] for entry in syncer.told if entry[0] == "frame-refused"]
