@@ -7,14 +7,14 @@ it; who finds it there neither imports the model nor traces it. JAX's own persis
 cache saves the compilation only, so it is not used.
 
 An entry is only as trustworthy as the folder: loading one runs machine code, so entries of other
-users are ignored. Entries that are torn or do not load are compiled anew and replaced, and what
-is stored was loaded and run once before.
+users are ignored. Entries that are torn, do not load or do not run are compiled anew and replaced.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import sys
@@ -29,7 +29,9 @@ from typing import Any
 
 import numpy as np
 
-_MAGIC = b"DLCX1\n"
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"DLCX2\n"
 _XLA_FLAGS = (
     "--xla_cpu_multi_thread_eigen=false",
     "intra_op_parallelism_threads=1",
@@ -84,23 +86,34 @@ def obtain(
     processes that miss at the same time wait for the first one instead of all compiling.
     """
     began_ns = time.monotonic_ns()
-    if not cache_dir:
-        call = _compile(make, arguments)
-        return Program(call, "compiled", time.monotonic_ns() - began_ns)
-    key = _key(name, arguments, parts)
-    path = Path(cache_dir) / f"{name}-{key}.xla"
-    call_or_none, why = _load(path, arguments, results)
-    if call_or_none is None:
+    if cache_dir:
+        path = Path(cache_dir) / f"{name}-{_key(name, arguments, parts)}.xla"
+        call, source, why = _kept(path, make, arguments, results)
+    else:
+        call, source, why = _compile(make, arguments), "compiled", ""
+    if why:
+        _log.warning("%s", why)
+    return Program(call, source, time.monotonic_ns() - began_ns, why)
+
+
+def _kept(
+    path: Path, make: Callable[[], Callable[..., Any]], arguments: Sequence[Any], results: Any
+) -> tuple[Any, str, str]:
+    """(callable, source, why the cache was of no use)."""
+    call, why = _load(path, arguments, results)
+    if call is not None:
+        return call, "cache", ""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             # Somebody else may have compiled it while this process waited for the lock.
-            call_or_none, why_again = _load(path, arguments, results)
-            why = why_again or why
-            if call_or_none is None:
-                compiled = _compile(make, arguments)
-                why = _store(path, compiled, arguments, results) or why
-                return Program(compiled, "compiled", time.monotonic_ns() - began_ns, why)
-    return Program(call_or_none, "cache", time.monotonic_ns() - began_ns, why)
+            call, why_again = _load(path, arguments, results)
+            if call is not None:
+                return call, "cache", why
+            call = _compile(make, arguments)
+            return call, "compiled", _store(path, call, arguments, results) or why_again
+    except OSError as error:
+        return _compile(make, arguments), "compiled", f"no compiled code can be kept: {error}"
 
 
 def _compile(make: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> Any:
@@ -167,10 +180,11 @@ def _load(path: Path, arguments: Sequence[Any], results: Any) -> tuple[Any, str]
     try:
         return _revive(body, arguments, results), ""
     except Exception as error:  # whatever XLA dislikes about it, compiling anew is the cure
-        return None, f"{path.name} does not load: {error}"
+        return None, f"{path.name} does not work here: {error}"
 
 
 def _revive(body: bytes, arguments: Sequence[Any], results: Any) -> Callable[..., Any]:
+    """Load and run it once, on zeros: there are executables that load and then fail to run."""
     import jax
     from jax.experimental import serialize_executable
 
@@ -180,26 +194,24 @@ def _revive(body: bytes, arguments: Sequence[Any], results: Any) -> Callable[...
         jax.tree.structure(results),
         execution_devices=jax.devices()[:1],
     )
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tuple(arguments))
+    jax.block_until_ready(loaded(*zeros))
     return loaded
 
 
 def _store(path: Path, compiled: Any, arguments: Sequence[Any], results: Any) -> str:
-    """Put the entry there whole or not at all; why not, or nothing.
-
-    An entry that loads and cannot run would keep every later life from starting, so it is tried.
-    """
-    import jax
+    """Put the entry there whole or not at all; why not, or nothing."""
     from jax.experimental import serialize_executable
 
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         body, _, _ = serialize_executable.serialize(compiled)
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tuple(arguments))
-        jax.block_until_ready(_revive(body, arguments, results)(*zeros))
+        _revive(body, arguments, results)  # no later life should have to find out
+        temporary.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
+        temporary.replace(path)
     except Exception as error:  # the program in hand is good; only later starts are slower
+        temporary.unlink(missing_ok=True)
         return f"{path.name} cannot be kept: {error}"
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
-    temporary.replace(path)
     return ""
 
 

@@ -105,7 +105,7 @@ class LmTrainer:
         self.import_ns = time.monotonic_ns() - began_ns
         """What importing JAX took."""
         self.compile_ns = 0
-        """What :meth:`warm` took: loading or compiling the step and running it once."""
+        """What :meth:`warm` took: loading or compiling the step."""
         self.program: compiled.Program | None = None
         self.layout = Layout.of(tensors(params), params.fragments)
         self._settings = params
@@ -120,17 +120,10 @@ class LmTrainer:
         self._second: list[Any] = []
 
     def warm(self) -> None:
-        """Make the step ready, from the cache if it is there, and run it once on nothing."""
-        if self.program is not None:
-            return
-        began_ns = time.monotonic_ns()
-        self.program = step_program(self._settings, self._batch, self._cache_dir)
-        zeros = [np.zeros(t.shape, np.float32) for t in self.layout.tensors]
-        records = np.zeros((self._batch, self._settings.sequence + 1), np.uint8)
-        arrays = self._put(zeros)
-        result = self._run(arrays, self._put(zeros), self._put(zeros), 0, 0.0, records)
-        self._jax.block_until_ready(result)
-        self.compile_ns = time.monotonic_ns() - began_ns
+        """Make the step ready: load it, or compile and keep it."""
+        if self.program is None:
+            self.program = step_program(self._settings, self._batch, self._cache_dir)
+            self.compile_ns = self.program.took_ns
 
     def load(self, fragments: Sequence[Arrays], step: int = 0) -> None:
         """See ``Trainer.load``."""

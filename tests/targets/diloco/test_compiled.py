@@ -95,7 +95,7 @@ def test_an_entry_that_does_not_load_is_compiled_anew(tmp_path: Path) -> None:
     entry(tmp_path).write_bytes(compiled._MAGIC + hashlib.sha256(body).digest() + body)
     again = obtain(Recipe(1), tmp_path)
     assert again.source == "compiled"
-    assert "does not load" in again.why
+    assert "does not work here" in again.why
 
 
 def test_an_entry_of_another_user_is_not_run(
@@ -168,6 +168,29 @@ def test_a_program_that_cannot_be_kept_is_used_all_the_same(
     assert "cannot be kept: Function not found" in program.why
     np.testing.assert_array_equal(program.call(X), X + 1)
     assert list(tmp_path.glob("*.xla")) == []
+
+
+def test_a_folder_that_cannot_be_had_costs_a_compilation_only(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    program = obtain(Recipe(1), tmp_path / "file" / "cache")
+    assert program.source == "compiled"
+    assert "no compiled code can be kept" in program.why
+    np.testing.assert_array_equal(program.call(X), X + 1)
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    program = obtain(Recipe(1), tmp_path)
+    assert program.source == "compiled"
+    assert "No space left" in caplog.text  # the unit's log says why starts are slow
+    assert [p.suffix for p in tmp_path.iterdir()] == [".lock"]
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
