@@ -189,7 +189,6 @@ def _hit_again(e: Evidence, row: Healing, start_ns: int, end_ns: int) -> bool:
         and f.executed
         and start_ns < f.window.until_ns(e.history.end_ns)
         and (f.window.executed_ns or 0) <= end_ns
-        and f.effect is not None
         for f in e.facts
     )
 
