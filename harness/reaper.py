@@ -56,7 +56,12 @@ class Reaper:
         fresh = self.note.with_suffix(".tmp")
         fresh.write_text(json.dumps({**owner, "manifest": str(self.manifest.resolve())}) + "\n")
         fresh.replace(self.note)
-        self._process = self._start()
+        try:
+            self._process = self._start()
+        except BaseException:
+            self._file.close()
+            self.note.unlink()
+            raise
 
     @property
     def pid(self) -> int:
@@ -117,7 +122,7 @@ class Reaper:
             ready, _, _ = select.select([process.stdout], [], [], START_S)
             if not ready or process.stdout.read(len(_READY)) != _READY:
                 process.kill()
-                process.wait()
+                process.communicate()
                 raise LaunchError(
                     f"the reaper did not start within {START_S:.0f} s; see {log.name}"
                 )

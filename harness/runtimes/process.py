@@ -20,7 +20,7 @@ import msgspec
 import harness
 from faults.base import Capability, LinkState, Resource, Tuning
 from faults.holds import NEUTRAL
-from harness.clock import WallClock
+from harness.clock import Clock, WallClock
 from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError, SpecError
 from harness.events import AnyEvent, HarnessFailed, ResidueFound
 from harness.leftovers import RUN_VARIABLE, cgroups_of, own, processes_of, start_ticks
@@ -61,7 +61,8 @@ class ProcessRuntime:
         self._context = context
         self._options = _options(context.options)
         self._controller = find_controller()
-        self.clock = WallClock()
+        self._wall = WallClock()
+        self.clock: Clock = self._wall
         offers: set[Capability] = {"kill", "terminate", "freeze", "tune", "link", "restart"}
         if self._controller is not None:
             offers.add("cpu_quota")
@@ -97,7 +98,7 @@ class ProcessRuntime:
         self._table = LinkTable(self._units.values())
         self._ports = Ports()
         listens, dials = self._connect(self._ports)
-        self._children = Children(self.clock, self._announce)
+        self._children = Children(self._wall, self._announce)
         token = secrets.token_hex(32)
         for spec in self._units.values():
             self._children.start(self._child(target, spec, token, listens, dials[spec.name]))
