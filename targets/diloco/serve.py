@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from targets.bytecode import keep_bytecode
 from targets.live import Parts, Unit, main
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def build(unit: Unit) -> Parts:
     address that cannot be had (once the transport is made).
     """
     config = unit.config
+    keep_bytecode(config.cache_dir)
     if config.role == "syncer":
         return _syncer(unit)
     if config.role == "learner":
