@@ -125,7 +125,7 @@ def loss_chart(analysis: Analysis) -> tuple[Markup, str]:
         return Markup(""), ""
     low, high = min(values), max(values)
     room = (high - low or abs(high) or 1.0) * 0.05
-    low, high = low - room, high + room
+    low, high = low - room if low < 0 else max(0.0, low - room), high + room
     parts = []
     for index, (unit, points) in enumerate(curves):
         style = f"c{index % 8}"

@@ -192,17 +192,21 @@ def _judge(name: str, asked: Any, figures: Figures) -> GateRow:
     if gate is None or isinstance(asked, bool) or not isinstance(asked, int | float):
         known = ", ".join(GATES)
         why = f"no such gate (there are: {known})" if gate is None else "its bound is no number"
-        return GateRow(name=name, value=None, bound=0.0, ok=False, unit="", why=why)
+        return GateRow(name=name, value=None, bound=0.0, ok=False, unit="", better="", why=why)
     bound = float(asked)
     value = gate.value(figures)
-    if value is not None:
+    why = gate.help
+    if value is None:
+        why = f"unknown: {gate.why_unknown(figures)}"
+        floor = gate.floor(figures)
+        if floor is not None and floor > bound:
+            # Unknown, but already proven to be too much: that is a miss and not a doubt.
+            value = floor
+            why = f"{gate.why_unknown(figures)}; this is how long they were waited for"
+    if value is None:
+        ok = False
+    else:
         ok = value >= bound if gate.better == "at least" else value <= bound
-        why = f"{gate.help}; {gate.better} {bound:g}"
-        return GateRow(name=name, value=value, bound=bound, ok=ok, unit=gate.unit, why=why)
-    floor = gate.floor(figures)
-    if floor is not None and floor > bound:
-        # Unknown, but already proven to be too much: that is a miss and not a doubt.
-        why = f"{gate.why_unknown(figures)}; waited for {floor:.2f} s at least"
-        return GateRow(name=name, value=floor, bound=bound, ok=False, unit=gate.unit, why=why)
-    why = f"unknown: {gate.why_unknown(figures)}"
-    return GateRow(name=name, value=None, bound=bound, ok=False, unit=gate.unit, why=why)
+    return GateRow(
+        name=name, value=value, bound=bound, ok=ok, unit=gate.unit, better=gate.better, why=why
+    )

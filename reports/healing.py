@@ -8,7 +8,7 @@ exception: it is always counted from the effect, because noticing comes before t
 * ``detect``: until another unit acted on the victim's absence. A broken link shows only when
   somebody notices it, so there it is counted from the fault's execution.
 * ``restart``: until the unit's process ran again (only when it died).
-* ``ready``: until its first inner step was done.
+* ``ready``: until its first inner step was done (only when it died or stood still).
 * ``reintegrate``: until its first contribution was merged. This is the self-healing latency.
 * ``throughput``: until the 2 s token rate of the unit was within 5 % of the rate before.
 """
@@ -113,7 +113,8 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     later = _next_life(history, window.unit, begin) if died else None
     merged = _first_merge(history, window.unit, begin, origin, died)
     limit = history.end_ns
-    ready = _first_step(history, window.unit, origin, later, died)
+    stood = effect is not None and effect.what in ("exit", "stopped")
+    ready = _first_step(history, window.unit, origin, later, died, stood)
 
     def since(t_ns: int | None) -> int | None:
         return None if t_ns is None or origin is None or t_ns > limit else max(0, t_ns - origin)
@@ -155,9 +156,9 @@ def _next_life(history: History, unit: str, died_ns: int) -> Life | None:
 
 
 def _first_step(
-    history: History, unit: str, origin: int | None, later: Life | None, died: bool
+    history: History, unit: str, origin: int | None, later: Life | None, died: bool, stood: bool
 ) -> int | None:
-    if origin is None or (died and later is None):
+    if origin is None or (died and later is None) or not stood:
         return None
     for seen in history.steps(unit):
         if seen.event.t_ns > origin:

@@ -58,7 +58,7 @@ def render(analysis: Analysis) -> bytes:
     drawing = swim_lanes(analysis)
     loss, loss_note = charts.loss_chart(analysis)
     report = analysis.report
-    page = _environment().get_template("report.html.j2")
+    page = environment().get_template("report.html.j2")
     return page.render(
         r=report,
         t=text,
@@ -94,7 +94,8 @@ def tone(report: Report) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Where templates are found; text from a run is escaped by default."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -123,7 +124,7 @@ class Share:
     @property
     def percent(self) -> str:
         """The share, one decimal."""
-        return f"{self.tenths // 10}.{self.tenths % 10} %"
+        return f"{self.tenths / 10:.1f}%"
 
 
 def shares(report: Report) -> list[Share]:
@@ -133,10 +134,13 @@ def shares(report: Report) -> list[Share]:
     if total <= 0:
         return [Share(name, text.LABEL_WORDS[name], ledger[name], 0) for name in LABELS]
     exact = [ledger[name] / total * 1000 for name in LABELS]
-    whole = [int(value) for value in exact]
-    order = sorted(range(len(LABELS)), key=lambda i: (whole[i] - exact[i], i))
+    # The first label is what the banner calls goodput and must read the same in both places; what
+    # rounding leaves over goes to the others, largest remainder first.
+    whole = [round(exact[0]), *(int(value) for value in exact[1:])]
+    order = sorted(range(1, len(LABELS)), key=lambda i: (whole[i] - exact[i], i))
     for i in order[: max(0, 1000 - sum(whole))]:
         whole[i] += 1
+    whole[-1] -= max(0, sum(whole) - 1000)
     return [
         Share(name, text.LABEL_WORDS[name], ledger[name], whole[i]) for i, name in enumerate(LABELS)
     ]

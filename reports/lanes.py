@@ -1,9 +1,10 @@
 """The swim-lanes: one lane per unit over time, as inline SVG.
 
 A learner's lane shows its ledger labels, by colour and by pattern; the syncer's lane one tick per
-merge, as high as the share of learners in it. Behind the lane each fault on that unit is shaded and
-named. Marks: a cross where a process ended, a numbered dot where a new life begins, triangles where
-a link went down and up. Big journals are thinned out by a fixed rule and the page says so.
+merge, as high as the share of learners in it. Behind the lane each fault on that unit is shaded
+and named. Marks: a cross where a process ended, a numbered dot where a new life begins, a strip
+below the bar while the unit's link was down. Big journals are thinned out by a fixed rule, and the
+page says so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LEFT = 112.0
 WIDTH = 1120.0
 RIGHT = 14.0
 TOP = 30.0
-ROW = 46.0
+ROW = 56.0
 BAR_Y = 20.0
 BAR_H = 18.0
 
@@ -253,7 +254,7 @@ def _shades(analysis: Analysis, scale: Scale, unit: str, notes: list[str]) -> st
             if x0 + room > WIDTH - RIGHT:
                 anchor, at = ("end", WIDTH - RIGHT)
             free[level] = x0 + room
-            y = 13.0 if level == 0 else BAR_Y + BAR_H + 7
+            y = 13.0 if level == 0 else ROW - 4
             parts.append(
                 f'<text class="fault" x="{number(at)}" y="{number(y)}" '
                 f'text-anchor="{anchor}">{escape(label)}</text>'
@@ -293,25 +294,37 @@ def _marks(analysis: Analysis, scale: Scale, unit: str, notes: list[str]) -> str
         shown = life.incarnation if life.incarnation is not None else count
         by = f", started by {life.by}" if life.by else ""
         said = escape(f"{unit}, incarnation {shown}{by}, at {life.begin_ns / 1e9:.2f} s")
+        y = BAR_Y + BAR_H + 10
         parts.append(
-            f'<g><title>{said}</title><circle class="birth" cx="{x}" cy="{number(middle)}" r="6"/>'
-            f'<text class="inc" x="{x}" y="{number(middle + 3)}" text-anchor="middle">{shown}'
-            "</text></g>"
+            f'<g><title>{said}</title><path class="stem" d="M{x} {number(BAR_Y)}V{number(y - 6)}"/>'
+            f'<circle class="birth" cx="{x}" cy="{number(y)}" r="6"/><text class="inc" x="{x}" '
+            f'y="{number(y + 3.2)}" text-anchor="middle">{shown}</text></g>'
         )
-    downs, ups = [], []
-    for seen in history.links:
-        event = seen.event
-        if unit not in history.learners or event.peer != unit:
-            continue
-        left = scale.x(event.t_ns) - 4
-        if isinstance(event, LinkDown):
-            downs.append(f"M{number(left)} {number(BAR_Y + BAR_H + 1)}h8l-4 6z")
-        elif downs:
-            ups.append(f"M{number(left)} {number(BAR_Y + BAR_H + 7)}h8l-4-6z")
-    if len(downs) > MARKS_MAX:
-        notes.append(f"showing {MARKS_MAX} of {len(downs)} broken links of {unit}")
-    if downs:
-        parts.append(f'<path class="down" d="{"".join(downs[:MARKS_MAX])}"/>')
-    if ups:
-        parts.append(f'<path class="up" d="{"".join(ups[:MARKS_MAX])}"/>')
+    parts.append(_cut_off(analysis, scale, unit, notes))
     return "".join(parts)
+
+
+def _cut_off(analysis: Analysis, scale: Scale, unit: str, notes: list[str]) -> str:
+    """A strip below the bar from the moment the link was given up until it worked again."""
+    spans: list[tuple[int, int]] = []
+    since: int | None = None
+    for seen in analysis.history.links:
+        event = seen.event
+        if unit not in analysis.history.learners or event.peer != unit:
+            continue
+        if isinstance(event, LinkDown):
+            since = event.t_ns if since is None else since
+        elif since is not None:
+            spans.append((since, event.t_ns))
+            since = None
+    if since is not None and since < scale.end_ns:
+        spans.append((since, scale.end_ns))
+    if len(spans) > MARKS_MAX:
+        notes.append(f"showing {MARKS_MAX} of {len(spans)} broken links of {unit}")
+    d = ""
+    for begin, end in spans[:MARKS_MAX]:
+        if begin < scale.end_ns:
+            x = scale.x(begin)
+            width = number(max(2.0, scale.x(end) - x))
+            d += f"M{number(x)} {number(BAR_Y + BAR_H + 1)}h{width}v4h-{width}z"
+    return f'<path class="down" d="{d}"/>' if d else ""

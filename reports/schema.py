@@ -209,6 +209,8 @@ class GateRow(Part, frozen=True, kw_only=True):
     bound: float
     ok: bool
     unit: str
+    better: str
+    """at least or at most."""
     why: str
 
 

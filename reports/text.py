@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reports.ledger import LABELS
-from reports.schema import Report
+from reports.schema import GateRow, Report
 
 SUMMARY_BYTES_MAX = 1024 * 1024 - 1
 """Hosted job summaries refuse, rather than cut, anything of 1 MiB or more."""
@@ -65,6 +65,11 @@ def figure(value: float | None, unit: str) -> str:
     return f"{value:,.4g} {unit}".strip()
 
 
+def bound(gate: GateRow) -> str:
+    """A gate's bound in words."""
+    return f"{gate.better} {figure(gate.bound, gate.unit)}".strip()
+
+
 def count(value: int | None) -> str:
     """A whole number with separators; a dash when not known."""
     return "–" if value is None else f"{value:,}"
@@ -100,7 +105,8 @@ def terminal(report: Report, page: str = "") -> str:
     lines += [f"    {_mark(i.valid)} {i.name}: {i.why}" for i in bad]
     for gate in report.gates:
         sign = "ok  " if gate.ok else "MISS" if gate.value is not None else "?   "
-        lines.append(f"  gate {sign} {gate.name} = {figure(gate.value, gate.unit)} ({gate.why})")
+        said = f"{figure(gate.value, gate.unit)}, {bound(gate)}"
+        lines.append(f"  gate {sign} {gate.name}: {said}" + ("" if gate.ok else f" ({gate.why})"))
     if run.repeat:
         lines += ["", f"  repeat: {run.repeat}"]
     if page:
@@ -153,7 +159,7 @@ def healing_line(report: Report) -> str:
     some = report.healing_summary
     if some.n == 0:
         return "no fault took a unit out"
-    p50 = duration(some.p50_s) if some.p50_s is not None else "needs n >= 5"
+    p50 = duration(some.p50_s) if some.p50_s is not None else "needs n ≥ 5"
     tail = f", {some.unhealed} not healed" if some.unhealed else ""
     return f"n = {some.n}, median {p50}, longest {duration(some.max_s)}{tail}"
 
@@ -212,7 +218,7 @@ def _sections(report: Report) -> Iterable[str]:
     )
     if report.gates:
         rows = [
-            [sign[g.ok], md(g.name), figure(g.value, g.unit), f"{g.bound:g}", md(g.why)]
+            [sign[g.ok], md(g.name), figure(g.value, g.unit), bound(g), md(g.why)]
             for g in report.gates
         ]
         yield "\n### Gates\n\n" + _table(["", "gate", "value", "bound", "why"], rows)

@@ -1,0 +1,177 @@
+"""Two runs side by side, as text and as a page: what changed, and in whose favour.
+
+Runs are told apart as A and B. A comparison of runs on different hosts or of different experiments
+is shown all the same, with a warning: such a difference proves little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness.errors import SpecError
+from reports import text
+from reports.build import build
+from reports.charts import goodput_bar
+from reports.history import JOURNAL
+from reports.html import environment, tone
+from reports.ledger import LABELS
+from reports.schema import Report, from_json
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of both runs. ``better`` is A, B, equal, or empty when it cannot be said."""
+
+    name: str
+    a: str
+    b: str
+    change: str
+    better: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that a comparison shows."""
+
+    a: Report
+    b: Report
+    figures: tuple[Figure, ...]
+    ledger: tuple[Figure, ...]
+    warnings: tuple[str, ...]
+
+
+def load(path: Path) -> Report:
+    """The report of a run directory, journal or report.json.
+
+    A journal is preferred, so that both sides are computed by this version. Raises
+    ``harness.errors.SpecError`` when there is no run at ``path``, ``harness.errors.JournalError``
+    when its journal cannot be read.
+    """
+    if path.suffix == ".json" and path.is_file():
+        return _stored(path)
+    if path.is_dir() and not (path / JOURNAL).exists():
+        stored = path / "report.json"
+        if stored.is_file():
+            return _stored(stored)
+        raise SpecError(str(path), ["neither journal.jsonl nor report.json is there"])
+    if not path.exists():
+        raise SpecError(str(path), ["there is no such run directory, journal or report.json"])
+    return build(path)
+
+
+def _stored(path: Path) -> Report:
+    try:
+        return from_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SpecError(str(path), [str(error)]) from error
+
+
+Number = Callable[[Report], float | None]
+Words = Callable[[float | None], str]
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+_FIGURES: tuple[tuple[str, Number, Words, int], ...] = (
+    ("goodput", lambda r: r.goodput.ratio, text.percent, 1),
+    ("merged goodput", lambda r: r.goodput.merged_ratio, text.percent, 1),
+    ("uptime", lambda r: r.goodput.uptime_ratio, text.percent, 1),
+    ("longest stall", lambda r: r.goodput.longest_stall_s, text.duration, -1),
+    ("healing, median", lambda r: r.healing_summary.p50_s, text.duration, -1),
+    ("healing, longest", lambda r: r.healing_summary.max_s, text.duration, -1),
+    ("faults effective", lambda r: float(r.faults.effective), _count, 0),
+    ("steps in the window", lambda r: float(r.goodput.steps), _count, 0),
+    ("tokens trained", lambda r: float(r.goodput.tokens.trained), _count, 0),
+    ("tokens merged", lambda r: r.goodput.tokens.merged, _count, 0),
+    ("tokens lost", lambda r: r.goodput.tokens.lost, _count, -1),
+    ("final loss", lambda r: r.quality.final_loss, _plain, -1),
+    ("bytes per step", lambda r: r.network.bytes_per_step, _count, -1),
+    ("overruns", lambda r: r.goodput.overrun_ratio, text.percent, -1),
+)
+"""Name, value, how it is written, and whether more is better (1), worse (-1) or neither (0)."""
+
+
+def compare(a: Report, b: Report) -> Comparison:
+    """Put two reports side by side."""
+    figures = tuple(_figure(n, value(a), value(b), w, s) for n, value, w, s in _FIGURES)
+    ledger = tuple(
+        _figure(label, _share(a, label), _share(b, label), text.percent, s)
+        for label, s in ((label, 1 if label == "useful" else -1) for label in LABELS)
+    )
+    return Comparison(a, b, figures, ledger, tuple(_warnings(a, b)))
+
+
+def _share(report: Report, label: str) -> float | None:
+    total = report.goodput.allocated_s
+    return report.goodput.ledger_s[label] / total if total else None
+
+
+def _figure(name: str, a: float | None, b: float | None, words: Words, sign: int) -> Figure:
+    if a is None or b is None:
+        return Figure(name, words(a), words(b), "–", "")
+    # The ratio only where it means something: no division by nothing, no "1.00x" of equals.
+    change = "same" if a == b else f"×{b / a:.3f}" if a > 0 else "–"
+    better = "" if sign == 0 else "equal" if a == b else "B" if (b - a) * sign > 0 else "A"
+    return Figure(name, words(a), words(b), change, better)
+
+
+def _warnings(a: Report, b: Report) -> list[str]:
+    said = []
+    for side, report in (("A", a), ("B", b)):
+        if not report.verdict.conclusive:
+            said.append(f"{side} is not conclusive: {'; '.join(report.verdict.reasons)}")
+    for name, one, other in (
+        ("experiments", a.run.experiment, b.run.experiment),
+        ("runtimes", a.run.runtime, b.run.runtime),
+        ("hosts", a.run.host_fingerprint, b.run.host_fingerprint),
+        ("seeds", str(a.run.seed), str(b.run.seed)),
+    ):
+        if one != other:
+            said.append(f"different {name}: {one or 'unknown'} and {other or 'unknown'}")
+    return said
+
+
+def as_text(comparison: Comparison) -> str:
+    """The comparison for a terminal."""
+    a, b = comparison.a, comparison.b
+    rows = [["", "A", "B", "B to A", "better"]]
+    rows.append(["outcome", text.title(a), text.title(b), "", ""])
+    rows.append(["run", f"{a.run.experiment} {a.run.id}", f"{b.run.experiment} {b.run.id}", "", ""])
+    rows += [[f.name, f.a, f.b, f.change, f.better] for f in comparison.figures]
+    rows += [[f"time {f.name}", f.a, f.b, f.change, f.better] for f in comparison.ledger]
+    lines = text.columns(rows)
+    lines += [f"warning: {w}" for w in comparison.warnings]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(comparison: Comparison) -> bytes:
+    """The comparison for machines."""
+    value = {
+        "schema": 1,
+        "a": comparison.a,
+        "b": comparison.b,
+        "figures": comparison.figures,
+        "ledger": comparison.ledger,
+        "warnings": comparison.warnings,
+    }
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def as_html(comparison: Comparison) -> bytes:
+    """The comparison as a self-contained page."""
+    page = environment().get_template("compare.html.j2")
+    sides = [
+        (name, report, text.title(report), tone(report), goodput_bar(report))
+        for name, report in (("A", comparison.a), ("B", comparison.b))
+    ]
+    return page.render(c=comparison, sides=sides, t=text, labels=LABELS).encode()
