@@ -29,7 +29,8 @@ def select(
     * a table with any of ``role``, ``group``, ``names`` to narrow down and ``count`` (a number or
       one of the words) to draw from what is left.
 
-    A minority is what remains when a majority is taken away: 2 of 4, 2 of 5, 1 of 2.
+    A minority is the most that is no majority (2 of 4, 2 of 5), a majority the least that is more
+    than half (3 of 4, 3 of 5).
     """
     if isinstance(where, str):
         return _by_word(where, units, draw)

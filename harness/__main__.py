@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 
 from harness.errors import ChaosError
 
@@ -24,26 +24,38 @@ COMMANDS: dict[str, str] = {
 """Command to its line of help; each lives in ``harness.commands.NAME``."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line. Only ``chosen`` is imported: ``list`` must not wait for Docker's SDK
+    or for JAX."""
     root = argparse.ArgumentParser(
         prog="diloco-chaos",
         description="Chaos engineering for fault-tolerant training.",
         epilog="Exit status: 0 passed, 1 the system under test failed, 2 spec or command line "
         "wrong, 3 inconclusive, 4 the harness failed or left residue, 130/143 interrupted.",
     )
+    root.add_argument("--version", action="version", version=_version())
     subs = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         sub = subs.add_parser(name, help=text, description=text)
-        module = import_module(f"harness.commands.{name}")
-        module.arguments(sub)
-        sub.set_defaults(execute=module.execute)
+        if name == chosen:
+            module = import_module(f"harness.commands.{name}")
+            module.arguments(sub)
+            sub.set_defaults(execute=module.execute)
     return root
+
+
+def _version() -> str:
+    try:
+        return metadata.version("diloco-chaos")
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    arguments = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    chosen = next((a for a in given if not a.startswith("-")), None)
+    arguments = parser(chosen).parse_args(given)
     try:
         status: int = arguments.execute(arguments)
     except ChaosError as error:

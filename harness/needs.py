@@ -11,6 +11,10 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 ENGINE_TIMEOUT_S = 5
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -23,40 +27,57 @@ def docker_socket() -> str:
     return host.removeprefix("unix://")
 
 
-def docker() -> str:
-    """Whether a Docker engine answers and has the unit image."""
+def engine() -> str:
+    """Whether a Docker engine answers and has the images of the docker runtime."""
     path = docker_socket()
     if path.startswith("/") and not Path(path).exists():
         return f"no Docker socket at {path}; install Docker and start its engine"
-    import docker as sdk
+    import docker
+    import docker.errors
     import requests
 
     try:
-        client = sdk.from_env(timeout=ENGINE_TIMEOUT_S)
+        client = docker.from_env(timeout=ENGINE_TIMEOUT_S)
         try:
             client.ping()
-            return _image(client)
+            return _images(client)
         finally:
             client.close()
-    except (sdk.errors.DockerException, requests.RequestException, OSError) as error:
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         return f"the Docker engine at {path} does not answer within {ENGINE_TIMEOUT_S} s: {error}"
 
 
-def _image(client: object) -> str:
-    from harness.runtimes.docker_image import unit_image_problem
+def _images(client: DockerClient) -> str:
+    import docker.errors
 
-    return unit_image_problem(client)
+    from harness.runtimes.docker_image import sources_digest
+    from harness.runtimes.docker_options import PROXY_IMAGE, UNIT_IMAGE
+
+    for name in (UNIT_IMAGE, PROXY_IMAGE):
+        try:
+            image = client.images.get(name)
+        except docker.errors.ImageNotFound:
+            return f"the engine has no image {name}; run docker/prepare.sh"
+        built = image.labels.get("diloco-chaos.sources", sources_digest())
+        if built != sources_digest():
+            return f"image {name} was made from other sources; run docker/prepare.sh again"
+    return ""
 
 
 def toxiproxy() -> str:
     """Whether the real Toxiproxy server is installed (the embedded proxy needs nothing)."""
-    from harness.runtimes.toxiproxy import find_server
+    from harness.errors import LaunchError
+    from harness.runtimes.proxy_server import INSTALL, locate
 
-    if find_server() is not None:
+    try:
+        found = locate()
+    except LaunchError as error:
+        return str(error)
+    if found is not None:
         return ""
     return (
-        "no Toxiproxy server; put toxiproxy-server on PATH, name it in DILOCO_CHAOS_TOXIPROXY, or "
-        "run docker/prepare.sh --toxiproxy-only"
+        "no Toxiproxy server; put toxiproxy-server on PATH, name it in DILOCO_CHAOS_TOXIPROXY, "
+        f"run docker/prepare.sh, or: {INSTALL}"
     )
 
 
@@ -85,7 +106,7 @@ def loopback() -> str:
 
 
 NEEDS: dict[str, Callable[[], str]] = {
-    "docker": docker,
+    "docker": engine,
     "toxiproxy": toxiproxy,
     "browser": browser,
     "loopback": loopback,

@@ -34,7 +34,7 @@ OPTIONS: dict[str, str] = {
 }
 """Option to its help; each is a command-line option and an ini key."""
 
-REPORTS = pytest.StashKey[list[tuple[str, str, str]]]()
+REPORTS: pytest.StashKey[list[tuple[str, str, str]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -148,12 +148,14 @@ def _record(request: pytest.FixtureRequest, record_property: Any, run: ChaosRun)
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """One line for each experiment: test, outcome, where its report lies."""
-    rows = list(config.stash.get(REPORTS, []))
+    rows = list(config.stash[REPORTS])
     for reports in terminalreporter.stats.values():
         for report in reports:
             found = dict(getattr(report, "user_properties", None) or [])
-            row = (report.nodeid, found.get("chaos.outcome"), found.get("chaos.report_path"))
-            if row[1] is not None and row not in rows and getattr(report, "when", "") == "call":
+            if "chaos.outcome" not in found:
+                continue
+            row = (report.nodeid, str(found["chaos.outcome"]), str(found["chaos.report_path"]))
+            if row not in rows:
                 rows.append(row)
     if not rows or config.getoption("quiet", 0):
         return

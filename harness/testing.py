@@ -24,8 +24,8 @@ from harness.runner import Acts, StopFlag, run, started
 from harness.runtimes.base import opened
 from harness.spec import NS, FaultPart, read_table
 from reports.gate import GATES
-from reports.history import History
-from reports.write import read_history, write_reports
+from reports.history import History, read_history
+from reports.write import write_reports
 
 CLUSTER_SPEC: dict[str, Any] = {
     "title": "driven by a test",

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from reports.build import build
 from reports.compare import compare_html, compare_text
-from reports.write import read_report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison. Exits 3 when the two runs are not comparable."""
-    a, b = read_report(options.a), read_report(options.b)
+    a, b = build(options.a), build(options.b)
     text, comparable = compare_text(a, b)
     sys.stdout.write(text + "\n")
     if options.html:

@@ -6,10 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-import msgspec
-
-from reports.text import summary
-from reports.write import read_report
+from reports.build import build
+from reports.schema import to_json
+from reports.text import terminal
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Exit status of the run's verdict, computed from the journal; writes nothing."""
-    report = read_report(options.dir)
+    report = build(options.dir)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        sys.stdout.write(to_json(report).decode())
     else:
-        sys.stdout.write(summary(report) + "\n")
-    return report.exit_status
+        sys.stdout.write(terminal(report) + "\n")
+    return report.verdict.exit_status

@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import msgspec
-
-from reports.text import summary
+from reports.schema import to_json
+from reports.text import terminal
 from reports.write import write_reports
 
 
@@ -22,7 +21,7 @@ def execute(options: argparse.Namespace) -> int:
     """Write the reports. Exits 0 whatever they say; ``gate`` judges."""
     report = write_reports(options.dir)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        sys.stdout.write(to_json(report).decode())
     else:
-        sys.stdout.write(summary(report) + f"\nreport: {options.dir / 'report.html'}\n")
+        sys.stdout.write(terminal(report, str(options.dir / "report.html")) + "\n")
     return 0

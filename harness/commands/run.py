@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness import catalogue
 from harness.commands.progress import Progress
 from harness.compose import Checked, check, compose
@@ -20,7 +18,8 @@ from harness.runner import run, stop_on_signals
 from harness.runtimes import RUNTIMES
 from harness.runtimes.base import RunContext, Runtime
 from reports.gate import GATES
-from reports.text import summary
+from reports.schema import to_json
+from reports.text import terminal
 from reports.write import write_reports
 
 
@@ -64,10 +63,10 @@ def execute(options: argparse.Namespace) -> int:
         run(experiment, rundir, observer=progress.observe, stop=stop)
     report = write_reports(rundir.path)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        sys.stdout.write(to_json(report).decode())
     else:
-        sys.stdout.write(summary(report) + f"\nreport: {rundir.report_html}\n")
-    return report.exit_status
+        sys.stdout.write(terminal(report, str(rundir.report_html)) + "\n")
+    return report.verdict.exit_status
 
 
 def prepare(

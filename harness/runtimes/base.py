@@ -30,9 +30,20 @@ class RunContext:
 class Runtime(Control, Protocol):
     """Life cycle: ``open``, many ``poll`` and control calls, ``close``, ``residue``."""
 
-    name: str
-    clock: Clock
-    offers: frozenset[Capability]
+    @property
+    def name(self) -> str:
+        """The runtime's name in the table of runtimes."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The run's clock; there before ``open``."""
+        ...
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What faults may ask of this runtime on this machine; there before ``open``."""
+        ...
 
     @property
     def proxy(self) -> str:

@@ -208,8 +208,9 @@ def _handle(
 
 def _return_s(cluster: Cluster, scale_s: float, draw: random.Random) -> float:
     """Exponentiated Weibull by inversion: F(x) = (1 - exp(-(x/scale)^k))^alpha."""
-    u = draw.random() ** (1 / cluster.return_power)
-    return scale_s * (-math.log1p(-u)) ** (1 / cluster.return_shape)
+    u: float = draw.random() ** (1 / cluster.return_power)
+    factor: float = (-math.log1p(-u)) ** (1 / cluster.return_shape)
+    return scale_s * factor
 
 
 def _return_scale(cluster: Cluster) -> float:
