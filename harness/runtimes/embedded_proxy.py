@@ -194,7 +194,7 @@ class Server:
         try:
             while await self._exchange(reader, writer):
                 pass
-        except (OSError, ValueError, asyncio.IncompleteReadError):
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the caller is gone, or does not speak HTTP: nobody to tell
         finally:
             writer.close()

@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Any
 
 from harness.errors import LaunchError
 
@@ -44,7 +43,7 @@ class Ports:
     def __init__(self, host: str = "127.0.0.1", directory: Path | None = None) -> None:
         self.host = host
         self._directory = directory or state_dir().parent / "ports"
-        self._locks: list[Any] = []
+        self._locks: list[tuple[int, Path]] = []
 
     def take(self) -> int:
         """A free port; raises :class:`LaunchError` when none can be found."""
@@ -63,22 +62,24 @@ class Ports:
     def release(self) -> None:
         """Give every port back; safe to call twice."""
         while self._locks:
-            lock = self._locks.pop()
-            Path(lock.name).unlink(missing_ok=True)
-            lock.close()
+            descriptor, path = self._locks.pop()
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
     def _lock(self, port: int) -> bool:
-        lock = open(self._directory / str(port), "ab")  # noqa: SIM115 - held until release()
+        path = self._directory / str(port)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return False
-        if not _free(self.host, port):
-            lock.close()
-            return False
-        self._locks.append(lock)
-        return True
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Released between our open and our lock: then this is no longer the file of that name.
+            ours = os.path.samestat(os.fstat(descriptor), os.stat(path))
+        except OSError:
+            ours = False
+        if ours and _free(self.host, port):
+            self._locks.append((descriptor, path))
+            return True
+        os.close(descriptor)
+        return False
 
 
 def _free(host: str, port: int) -> bool:

@@ -81,8 +81,8 @@ class Links:
 
     def version(self) -> str:
         """What the server says it is."""
-        reply = self._call("ask for the version", lambda: self._get("/version"))
-        return str(reply.json()["version"])
+        said = self._call("ask for the version", lambda: self._get("/version").json()["version"])
+        return str(said)
 
     def names(self) -> tuple[str, ...]:
         """Every proxy on the server, ours or not."""
@@ -229,12 +229,17 @@ class Links:
                 f"{self._call_s:g} s; a dead link can keep its lock (end the server: a new run "
                 "starts a new one)"
             ) from error
+        except (ValueError, KeyError, TypeError) as error:  # not JSON, or not what was asked for
+            raise ControlError(
+                f"cannot {what}: {self.address} does not answer like a proxy server "
+                f"({type(error).__name__}: {error})"
+            ) from error
         except requests.RequestException as error:
             raise ControlError(
                 f"cannot {what}: no proxy server at {self.address} ({_brief(error)}); its log "
                 "says why it ended"
             ) from error
-        except Exception as error:  # the library's own three, and what it makes of odd answers
+        except Exception as error:  # the library's own three have no root of their own
             raise ControlError(f"cannot {what}: {type(error).__name__} {error}") from error
 
     def _probe(self, name: str, listen: str) -> None:
