@@ -148,7 +148,8 @@ def _record(request: pytest.FixtureRequest, record_property: Any, run: ChaosRun)
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """One line for each experiment: test, outcome, where its report lies."""
-    rows = list(config.stash[REPORTS])
+    own = config.stash[REPORTS]
+    rows = list(own)
     for reports in terminalreporter.stats.values():
         for report in reports:
             found = dict(getattr(report, "user_properties", None) or [])
