@@ -53,10 +53,10 @@ def main(lock: Path, names: Path) -> int:
     roots = {name for name in wanted if name}
     missing = sorted(roots - found.keys())
     if missing:
-        print(f"{names}: not in {lock}: {', '.join(missing)}", file=sys.stderr)
+        sys.stderr.write(f"{names}: not in {lock}: {', '.join(missing)}\n")
         return 2
     for name in sorted(closure(found, roots)):
-        print("\n".join(found[name]))
+        sys.stdout.write("\n".join(found[name]) + "\n")
     return 0
 
 

@@ -3,16 +3,15 @@ through the engine and Toxiproxy, events from output and engine."""
 
 from __future__ import annotations
 
-import json
+import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from faults.base import Capability, LinkState, Resource, Tuning
 from harness.clock import WallClock
-from harness.errors import ControlError, FaultSkipped, HarnessError
+from harness.errors import ControlError, FaultSkipped
 from harness.events import (
     AnyEvent,
     HarnessFailed,
@@ -26,6 +25,7 @@ from harness.runtimes.docker_engine import Engine
 from harness.runtimes.docker_links import ContainerLinks
 from harness.runtimes.docker_places import Hands, Place
 from harness.runtimes.docker_watch import LifeWatcher, OutputFollower
+from harness.runtimes.linktable import LinkTable
 
 TUNING_FILE = "tuning.json"
 
@@ -47,12 +47,14 @@ class ContainerRuntime(ABC):
         self._places: dict[str, Place] = {}
         self._by_container: dict[str, Place] = {}
         self._followers: dict[str, OutputFollower] = {}
-        self._link_names: dict[str, tuple[str, ...]] = {}
+        self._table = LinkTable(())
+        self._link_lock = threading.RLock()
         self._engine_: Engine | None = None
         self._hands_: Hands | None = None
         self._links_: ContainerLinks | None = None
         self._watcher: LifeWatcher | None = None
         self._proxy_container = ""
+        self._proxy_lives = 0
         self._proxy = "toxiproxy"
         self._closing = False
 
@@ -98,33 +100,37 @@ class ContainerRuntime(ABC):
         if resource == "network":
             return self._hands.attach(place, bool(setting))
         if resource == "tuning":
-            return self._tune(place, json.dumps(asdict(setting or Tuning())))
+            return self._tune(place, setting or Tuning())
         if resource == "link":
-            return self._set_link(unit, setting or LinkState())
+            return self._set_links(unit, setting or LinkState())
         raise ControlError(f"the docker runtime has no resource {resource!r}")
 
     # --- for the two runtimes ---
 
     @abstractmethod
-    def _tune(self, place: Place, text: str) -> str:
-        """Put ``text`` where the unit reads its tuning, all at once."""
+    def _connect_links(self) -> None:
+        """Find the proxy's control port and make the adapter know every link, all healthy."""
+
+    @abstractmethod
+    def _tune(self, place: Place, tuning: Tuning) -> str:
+        """Put ``tuning`` where the unit reads it, all at once."""
 
     @property
     def _engine(self) -> Engine:
         if self._engine_ is None:
-            raise HarnessError("the docker runtime is not open")
+            raise ControlError("the docker runtime is not open")
         return self._engine_
 
     @property
     def _hands(self) -> Hands:
         if self._hands_ is None:
-            raise HarnessError("the docker runtime is not open")
+            raise ControlError("the docker runtime is not open")
         return self._hands_
 
     @property
     def _links(self) -> ContainerLinks:
         if self._links_ is None:
-            raise HarnessError("the docker runtime is not open")
+            raise ControlError("the docker runtime is not open")
         return self._links_
 
     def _place(self, unit: str) -> Place:
@@ -144,16 +150,23 @@ class ContainerRuntime(ABC):
             self._engine, place.container, place.unit, log, self._queue, self.clock, since
         )
 
-    def _set_link(self, unit: str, state: LinkState) -> str:
-        names = self._link_names.get(unit, ())
-        if not names:
-            raise FaultSkipped(f"{unit} dials nobody, so it has no link")
-        notes = [self._links.set_state(name, state) for name in names]
-        if any(notes):
-            self._queue.put(
-                ProxyChanged(t_ns=self.clock.now_ns(), what="link created anew", unit=unit)
-            )
-        return "; ".join(note for note in notes if note)
+    def _set_links(self, unit: str, state: LinkState) -> str:
+        if not self._table.of(unit):
+            raise FaultSkipped(f"{unit} has no link")
+        with self._link_lock:
+            notes = {
+                self._links.set_state(name, wanted)
+                for name, wanted in self._table.ask(unit, state).items()
+            }
+        return "; ".join(sorted(note for note in notes if note))
+
+    def _restore_links(self) -> None:
+        """The proxy came back without its toxics, perhaps on another port: put them on again."""
+        with self._link_lock:
+            self._connect_links()
+            for link in self._table.links:
+                self._links.set_state(link.name, self._table.state(link))
+        self._queue.put(ProxyChanged(t_ns=self.clock.now_ns(), what="every link restored"))
 
     def _joined(self, unit: str) -> None:
         place = self._places.get(unit)
@@ -164,10 +177,8 @@ class ContainerRuntime(ABC):
 
     def _lived(self, action: str, container: str, attributes: dict[str, str], t_ns: int) -> None:
         """One engine event about a container; called by the watcher's thread."""
-        if self._closing:
-            return  # ends that teardown brings about are nobody's failure
         if container == self._proxy_container:
-            self._queue.put(ProxyChanged(t_ns=t_ns, what=f"proxy container: {action}"))
+            self._proxy_lived(action, t_ns)
             return
         place = self._by_container.get(container)
         if place is None:
@@ -179,6 +190,17 @@ class ContainerRuntime(ABC):
         elif action == "start":
             self._started(place, t_ns)
 
+    def _proxy_lived(self, action: str, t_ns: int) -> None:
+        if self._closing or action not in ("die", "start"):
+            return
+        if action == "start":
+            self._proxy_lives += 1
+            if self._proxy_lives == 1:
+                return
+            self._engine.soon(lambda: self._guarded("proxy links", self._restore_links))
+        what = "the proxy died" if action == "die" else "the proxy was restarted"
+        self._queue.put(ProxyChanged(t_ns=t_ns, what=what))
+
     def _died(self, place: Place, code: int, t_ns: int) -> None:
         place.running = False
         number = code - 128 if code > 128 else None
@@ -188,7 +210,8 @@ class ContainerRuntime(ABC):
             )
         )
         place.oom = False
-        self._guarded("CPU limit", lambda: self._hands.died(place))
+        if not self._closing:
+            self._guarded("CPU limit", lambda: self._hands.died(place))
 
     def _started(self, place: Place, t_ns: int) -> None:
         place.running = True
@@ -212,9 +235,3 @@ class ContainerRuntime(ABC):
         except (ControlError, FaultSkipped) as error:
             if not self._closing:
                 self._queue.put(HarnessFailed(t_ns=self.clock.now_ns(), where=what, why=str(error)))
-
-    def _stop_listening(self) -> None:
-        if self._hands_ is not None:
-            self._hands_.cancel()
-        if self._watcher is not None:
-            self._watcher.close()

@@ -138,6 +138,10 @@ class Engine:
                 raise error
         return failures
 
+    def soon(self, task: Callable[[], Any]) -> None:
+        """Carry out ``task`` on another thread; it deals with its own failures."""
+        self._pool.submit(task)
+
     def exec(self, container: str, command: list[str]) -> tuple[int, str]:
         """Run ``command`` inside; (exit status, its output)."""
         with self.asked(f"run {command[0]} in container {container}"):

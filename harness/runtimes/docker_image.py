@@ -9,6 +9,7 @@ Standard library only: it runs before anything is installed.
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 PACKAGES = ("harness", "faults", "targets")
@@ -29,4 +30,4 @@ def sources_digest(root: Path = ROOT) -> str:
 
 
 if __name__ == "__main__":
-    print(sources_digest())  # noqa: T201  the command's answer
+    sys.stdout.write(sources_digest() + "\n")

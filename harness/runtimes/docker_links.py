@@ -1,14 +1,16 @@
 """The links of a Toxiproxy server that lives in a container.
 
 What differs from a server on this host: a link listens on the container's own address, so the
-probe after healing has to go there; and a standing cluster's links were made by somebody else,
-so they are read from the server instead of created.
+probe after healing has to go there; a standing cluster's links were made by somebody else, so
+they are read from the server instead of created; and the server can die and come back, without
+its toxics and perhaps on another port.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from harness.errors import ControlError
 from harness.runtimes.toxiproxy import CALL_S, Links, _Link
@@ -26,7 +28,7 @@ class ContainerLinks(Links):
     """
 
     def __init__(self, host: str, port: int, reach: str = "", call_s: float = CALL_S) -> None:
-        super().__init__(host, port, call_s)
+        super().__init__(host, port, call_s, probe=bool(reach))
         self._reach = reach
 
     def adopt(self) -> tuple[str, ...]:
@@ -58,5 +60,19 @@ class ContainerLinks(Links):
             time.sleep(0.02)
 
     def _probe(self, name: str, listen: str) -> None:
-        if self._reach:
-            super()._probe(name, f"{self._reach}:{listen.rpartition(':')[2]}")
+        super()._probe(name, f"{self._reach}:{listen.rpartition(':')[2]}")
+
+
+def published(attrs: dict[str, Any]) -> tuple[str, int]:
+    """(host, port) under which a container's control port is published on this host.
+
+    Raises :class:`ControlError` when it is not (yet).
+    """
+    ports = (attrs["NetworkSettings"]["Ports"] or {}).get(f"{CONTROL_PORT}/tcp")
+    if not ports:
+        raise ControlError(
+            f"container {attrs['Name'].lstrip('/')} does not publish Toxiproxy's control port "
+            f"{CONTROL_PORT} on this host"
+        )
+    host = ports[0]["HostIp"]
+    return ("127.0.0.1" if host in ("0.0.0.0", "::", "") else host), int(ports[0]["HostPort"])

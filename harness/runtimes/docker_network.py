@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from docker.types import IPAMConfig, IPAMPool
 
@@ -21,15 +21,13 @@ _PROXY_OFFSET = 5
 _UNIT_OFFSET = 10
 
 
-@dataclass
+@dataclass(frozen=True)
 class Network:
-    """A network and who lives where in it."""
+    """A network and the addresses in it."""
 
     id: str
     name: str
     subnet: ipaddress.IPv4Network
-    dial: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(unit, peer) to the ``host:port`` at which the unit reaches the peer through the proxy."""
 
     @property
     def proxy_address(self) -> str:
