@@ -395,7 +395,7 @@ def test_a_node_that_raises_is_a_crash_with_its_reason(tmp_path: Path) -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("planted")
 
-    sim.target.nodes["client-0"].handle = broken  # type: ignore[method-assign]
+    sim.target.nodes["client-0"].handle = broken  # type: ignore[method-assign, assignment]
     after = sim.run(1100 * MS)
     assert [n.detail for n in notes(after, "crash")] == ["ValueError: planted"]
     assert [e.code for e in of(after, UnitExited)] == [1]  # type: ignore[union-attr]
