@@ -91,6 +91,11 @@ class DilocoParams:
                 f"fragments is {self.fragments} but sync_every is {self.sync_every}: "
                 "each fragment needs a step of its own, so fragments <= sync_every"
             )
+        if self.stale_steps_max is not None and self.stale_steps_max < self.sync_every:
+            found.append(
+                f"stale_steps_max is {self.stale_steps_max} but sync_every is {self.sync_every}: "
+                "a contribution's base is at least one cycle old, so every one would be refused"
+            )
         if self.silence_ms_max <= 2 * self.heartbeat_ms:
             found.append(
                 f"silence_ms_max is {self.silence_ms_max} but heartbeat_ms is "
