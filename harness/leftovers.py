@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,11 @@ def undo(run: str, manifest: Path, deadline: float) -> Undone:
     """
     entries = read_manifest(manifest)
     done = Undone(run)
-    kinds = {entry["kind"] for entry in entries}
     _step(done, lambda: _kill_registered(entries, done))
     _step(done, lambda: _kill_marked(run, deadline, done))
     _step(done, lambda: _remove_cgroups(run, entries, deadline, done))
-    if "docker" in kinds:
-        _step(done, lambda: remove_from_engine(run, done))
+    for url in dict.fromkeys(e.get("url") for e in entries if e["kind"] == "docker"):
+        _step(done, partial(remove_from_engine, run, url, done))
     _step(done, lambda: _remove_paths(run, entries, done))
     return done
 
@@ -198,33 +198,27 @@ def owned_by(path: Path, run: str) -> bool:
 # --- containers ---------------------------------------------------------------------------------
 
 
-def remove_from_engine(run: str, done: Undone) -> None:
-    """Remove every container, network and volume labelled with ``run``; unpause first.
+def remove_from_engine(run: str, url: str | None, done: Undone) -> None:
+    """Remove what carries the run's label on the engine at ``url`` (None: the default one).
 
-    Old engines refuse to kill a paused container, and a restart policy would bring a killed
-    one back, so it is: unpause, no restart, remove by force.
+    The Docker client is imported only now: a run without containers needs no engine.
     """
-    import docker.errors
+    from harness.runtimes.docker_engine import Engine
+    from harness.runtimes.docker_removal import remove_run, residue_of
 
-    import docker
-
-    client = docker.from_env(timeout=10)
-    chosen: dict[str, Any] = {"label": f"{RUN_LABEL}={run}"}
+    engine = Engine(url)
     try:
-        for box in client.containers.list(all=True, filters=chosen, ignore_removed=True):
-            with contextlib.suppress(docker.errors.APIError):  # not paused, or gone by now
-                box.unpause()
-            with contextlib.suppress(docker.errors.APIError):
-                box.update(restart_policy={"Name": "no"})  # type: ignore[arg-type]
-            _step(done, lambda box=box: box.remove(force=True, v=True))  # type: ignore[misc]
-            done.removed.append(f"container {box.name}")
-        for kind in ("network", "volume"):
-            things = getattr(client, f"{kind}s").list(filters=chosen)
-            for thing in things:
-                _step(done, thing.remove)
-                done.removed.append(f"{kind} {thing.name}")
+        found = residue_of(engine, run, 0)
+        done.problems += [str(error) for error in remove_run(engine, run)]
+        left = residue_of(engine, run, 0)
     finally:
-        client.close()
+        engine.close()
+    for kind in ("containers", "networks", "volumes"):
+        gone = set(getattr(found, kind)) - set(getattr(left, kind))
+        done.removed += [f"{kind.removesuffix('s')} {name}" for name in sorted(gone)]
+        done.problems += [
+            f"{kind.removesuffix('s')} {n} is still there" for n in getattr(left, kind)
+        ]
 
 
 # --- every run of this user ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from harness.errors import LaunchError
 from harness.leftovers import (
     CGROUP_PREFIX,
     MANIFEST,
+    RUN_LABEL,
     RUN_VARIABLE,
     Undone,
     cgroups_of,
@@ -214,7 +216,7 @@ def test_clean_undoes_what_even_the_reaper_left(
 def test_what_cannot_be_undone_is_said_and_kept_for_later(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def engine(run: str, done: Undone) -> None:
+    def engine(run: str, url: str | None, done: Undone) -> None:
         raise ConnectionError("no engine answers")
 
     monkeypatch.setattr(leftovers, "remove_from_engine", engine)
@@ -255,3 +257,43 @@ def test_no_run_without_a_dead_man(
     monkeypatch.setattr(reaper, "_READY", b"other\n")
     with pytest.raises(LaunchError, match="did not start"):
         Reaper(run, tmp_path)
+
+
+@pytest.mark.docker
+def test_what_a_run_has_on_an_engine_is_found_by_its_label(run: str, tmp_path: Path) -> None:
+    from harness.runtimes.docker_engine import Engine
+
+    try:
+        engine = Engine(timeout_s=10)
+    except LaunchError as error:
+        pytest.skip(str(error))
+    names = [f"{run}-mine", f"{run}-other"]
+    try:
+        for name, label in zip(names, (run, f"{run}-other"), strict=True):
+            engine.client.volumes.create(name, labels={RUN_LABEL: label})
+        (tmp_path / MANIFEST).write_text('{"kind": "docker"}\n')
+        done = undo(run, tmp_path / MANIFEST, time.monotonic() + SOON_S)
+        assert (done.removed, done.problems) == ([f"volume {names[0]}"], [])
+        left = {v.name for v in engine.client.volumes.list()}
+        assert names[1] in left
+        assert names[0] not in left
+        again = undo(run, tmp_path / MANIFEST, time.monotonic() + SOON_S)
+        assert (again.removed, again.problems) == ([], [])
+    finally:
+        undo(f"{run}-other", tmp_path / MANIFEST, time.monotonic() + SOON_S)
+        engine.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_that_is_gone_is_a_problem_and_no_traceback(
+    run: str, tmp_path: Path, sleeper: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = sleeper()
+    wait_for(lambda: process.pid in processes_of(run), "the child has its environment")
+    entry = {"kind": "docker", "url": f"unix://{tmp_path}/no.sock"}
+    (tmp_path / MANIFEST).write_text(json.dumps(entry) + "\n")
+    done = undo(run, tmp_path / MANIFEST, time.monotonic() + SOON_S)
+    assert done.removed == [f"process {process.pid}"]
+    assert len(done.problems) == 1
+    assert "no.sock" in done.problems[0]
+    gc.collect()  # the Docker client leaves its socket to be found here
