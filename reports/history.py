@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ class _Fold:
             tails = [lf.last_ns for lives in self.h.lives.values() for lf in lives]
             self.h.last_ns = max([self.h.last_ns, *tails])
         for lives in self.h.lives.values():
-            for life, later in zip(lives, [*lives[1:], None], strict=True):
+            for life, later in zip_longest(lives, lives[1:]):
                 life.steps.sort(key=lambda s: (s.event.step, s.line))
                 if life.exit is not None:
                     life.ended_ns = life.exit.event.t_ns

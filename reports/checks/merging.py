@@ -16,7 +16,7 @@ from reports.checks.base import (
 )
 from reports.coverage import Sums
 from reports.history import History
-from reports.lives import Seen
+from reports.lives import Life, Seen
 
 Violations = list[tuple[str, tuple[int, ...]]]
 
@@ -56,15 +56,12 @@ def _contributions(history: History) -> tuple[Violations, int]:
             if part.c_steps != part.step - part.since_step:
                 text = f"c_steps is {part.c_steps} for steps {part.since_step} to {part.step}"
                 found.append((f"{_named(merge, part)}: {text}", (merge.line,)))
+            reach = _beyond(history, life, part)
+            if reach:
+                found.append((f"{_named(merge, part)}: {reach}", (merge.line,)))
+                continue
             if part.since_step < life.numbers[0] - 1 or part.step > life.numbers[-1]:
-                beyond = part.step > life.numbers[-1]
-                if beyond and not history.cut:
-                    text = f"counts step {part.step}, but the last one trained is "
-                    found.append(
-                        (f"{_named(merge, part)}: {text}{life.numbers[-1]}", (merge.line,))
-                    )
-                else:
-                    unseen += 1
+                unseen += 1
                 continue
             tokens = sums.get(id(life))
             if tokens is None:
@@ -74,6 +71,17 @@ def _contributions(history: History) -> tuple[Violations, int]:
                 text = f"c_tokens is {part.c_tokens} but {trained} were trained in those steps"
                 found.append((f"{_named(merge, part)}: {text}", (merge.line,)))
     return found, unseen
+
+
+def _beyond(history: History, life: Life, part: Contribution) -> str:
+    """What is wrong with steps outside those that the life journalled; empty where the journal may
+    simply not hold them: a life that began before it, or one cut off in its middle."""
+    first, last = life.numbers[0], life.numbers[-1]
+    if part.step > last and not history.cut:
+        return f"counts step {part.step}, but the last one trained is {last}"
+    if life.joined is not None and part.since_step < life.joined.event.step:
+        return f"counts from step {part.since_step}, but its life began after {first - 1}"
+    return ""
 
 
 def _double(history: History) -> Violations:

@@ -24,7 +24,7 @@ Violations = list[tuple[str, tuple[int, ...]]]
 RATE_LOSS_MAX = 0.10
 """A learner that was not hit may lose this share of its step rate (DESIGN: blast radius)."""
 
-_RATE_STEPS_MIN = 10
+_RATE_STEPS_MIN = 3
 _BEFORE_NS = 10_000_000_000
 
 _DEADLY = {
@@ -45,7 +45,8 @@ def exits_explained(e: Evidence) -> Finding:
     teardown = history.teardown_ns
     judged = [s for s in history.exits if teardown is None or s.event.t_ns < teardown]
     found: Violations = []
-    left = {id(f.window): _deaths(f) for f in e.facts if f.executed}
+    # The intent is journalled before the deed, so a death may come between the two lines.
+    left = {id(f.window): _deaths(f) for f in e.facts if f.window.asked_ns is not None}
     for seen in judged:
         if not _explained(seen.event, e.facts, left):
             how = f"signal {seen.event.signal}" if seen.event.signal else f"code {seen.event.code}"
@@ -101,11 +102,17 @@ def bystanders_undisturbed(e: Evidence) -> Finding:
     rates: list[str] = []
     short: list[str] = []
     for unit in spared:
-        before = _rate(history, unit, begin - _BEFORE_NS, begin)
-        during = _rate(history, unit, begin, end)
-        if before is None or during is None:
+        before = _rate(history, unit, begin - _BEFORE_NS, begin) or _nominal_rate(history, unit)
+        if before is None:
             short.append(unit)
             continue
+        during = _rate(history, unit, begin, end)
+        if during is None:
+            # A learner that stopped dead must not hide behind "too few steps".
+            if before[0] * (end - begin) / 1e9 < 2 * _RATE_STEPS_MIN:
+                short.append(unit)
+                continue
+            during = 0.0, before[1]
         change = during[0] / before[0] - 1.0
         rates.append(f"{unit} {change:+.1%}")
         if change < -RATE_LOSS_MAX:
@@ -114,25 +121,33 @@ def bystanders_undisturbed(e: Evidence) -> Finding:
     if found:
         return verdict_of(found, holds(""))
     if short:
-        few = f"fewer than {_RATE_STEPS_MIN} steps before or during the faults"
-        return unknown(f"{', '.join(short)}: {few}")
+        return unknown(f"too few steps before or during the faults: {', '.join(short)}")
     return holds("step rate during the faults against before: " + ", ".join(rates))
 
 
 def _rate(history: History, unit: str, start: int, end: int) -> tuple[float, int] | None:
-    """(steps per second, line of the last one) over the steps inside (start, end]."""
+    """(steps per second, line of the last one) over the steps inside (start, end]; None for too
+    few of them."""
     inside: list[Seen[Step]] = [
         s for s in history.steps(unit) if s.event.began_at_ns >= start and s.event.t_ns <= end
     ]
     if len(inside) < _RATE_STEPS_MIN:
         return None
-    # Both edges matter: a learner that stopped half way through has a low rate, so the clock
-    # runs to the end of the interval and not to its last step.
+    # A learner that stopped half way through has a low rate, so unless its last step ended near
+    # the end of the interval the clock runs to that end.
     first = min(s.event.began_at_ns for s in inside)
     last = max(inside, key=lambda s: s.event.t_ns)
     usual = (last.event.t_ns - first) // len(inside)
     over = end if end - last.event.t_ns > 3 * usual else last.event.t_ns
     return len(inside) / ((over - first) / 1e9), last.line
+
+
+def _nominal_rate(history: History, unit: str) -> tuple[float, int] | None:
+    """The rate that pacing would give, for a fault too early to have measured one before it."""
+    for seen in history.steps(unit):
+        if seen.event.nominal_ns > 0:
+            return 1e9 / seen.event.nominal_ns, seen.line
+    return None
 
 
 def back_in_time(e: Evidence) -> Finding:
@@ -259,6 +274,9 @@ def faults_real(e: Evidence) -> Finding:
             found.append((f"{fact.window.fault} does nothing and had an effect", ()))
     real = sum(f.effect is not None for f in wanted)
     says = f"{real} of {len(wanted)} effective" + (f", {excused} not, with reason" * bool(excused))
+    stopped = e.history.ended is None or e.history.ended.event.status != "completed"
+    if found and stopped:
+        return unknown(f"the run was stopped early: {found[0][0]}", *found[0][1])
     if not found and not real and wanted:
         return broken(f"no fault had any effect: {says}", *wanted[0].window.lines)
     return verdict_of(found, holds(says, *(f.window.lines[-1] for f in wanted)))

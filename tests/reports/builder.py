@@ -8,6 +8,7 @@ that wants a broken journal changes the finished list of events with :func:`chan
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ class _Life:
 
     def done(self, t_ns: int) -> int:
         """Number of the last step finished by ``t_ns``."""
-        return max((s.step for s in self.steps if s.t_ns <= t_ns), default=0)
+        return bisect_right(self.steps, t_ns, key=_when)
 
     def alive(self, t_ns: int) -> bool:
         return self.first_ns <= t_ns and (self.died_ns is None or t_ns < self.died_ns)
@@ -167,7 +168,7 @@ class Cluster:
                     "quorum": 1,
                     "fragments": len(self.fragments),
                     "sync_every": len(self.fragments),
-                    "stale_steps_max": 50,
+                    "stale_steps_max": 200,
                 },
                 fragments=self.fragments,
                 repeat=f"diloco-chaos run fake --seed {self.seed}",
