@@ -78,6 +78,7 @@ class Children:
         self._exited = threading.Condition(self._lock)
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._watched: list[int] = []
         self._closing = False
         self._finished = False
         self._selector = selectors.DefaultSelector()
@@ -175,6 +176,22 @@ class Children:
                     child.group.add(child.process.pid)
             return child.group
 
+    def watch(self, pid: int, ended: Callable[[], None]) -> None:
+        """Call ``ended`` on the thread when a process that somebody else reaps has ended."""
+        descriptor = os.pidfd_open(pid)
+
+        def once() -> None:
+            self._selector.unregister(descriptor)
+            self._watched.remove(descriptor)
+            os.close(descriptor)
+            if not self._closing:
+                ended()
+
+        with self._lock:
+            self._watched.append(descriptor)
+            self._selector.register(descriptor, selectors.EVENT_READ, once)
+        self._wake()
+
     def groups(self) -> list[CpuGroup]:
         """Every CPU group that was made."""
         return [c.group for c in self._children.values() if c.group is not None]
@@ -215,8 +232,8 @@ class Children:
             self._wake()
             self._thread.join()
             self._selector.close()
-            os.close(self._wake_in)
-            os.close(self._wake_out)
+            for descriptor in (self._wake_in, self._wake_out, *self._watched):
+                os.close(descriptor)
 
     def _pid(self, name: str) -> int:
         child = self._children[name]

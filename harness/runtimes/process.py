@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from faults.base import Capability, LinkState, Resource, Tuning
 from faults.holds import NEUTRAL
 from harness.clock import Clock, WallClock
 from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError, SpecError
-from harness.events import AnyEvent, HarnessFailed, ResidueFound
+from harness.events import AnyEvent, HarnessFailed, ProxyChanged, ResidueFound
 from harness.leftovers import RUN_VARIABLE, cgroups_of, own, processes_of, start_ticks
 from harness.reaper import Reaper
 from harness.runtimes import proxy_server
@@ -41,6 +40,9 @@ OPTIONS: dict[str, tuple[type, Any, str]] = {
     "keep_work": (bool, False, "keep the units' configuration and state after the run"),
 }
 """Option to (type, default, help); the ``[runtime_options]`` table of a spec."""
+
+PROXY_DEATHS_MAX = 10
+"""After so many deaths in one run the proxy server is not started again."""
 
 UNIT_ENVIRONMENT = {
     # Several units share a small host: each is one core's worth of machine, no more.
@@ -77,6 +79,7 @@ class ProcessRuntime:
         self._units: dict[str, UnitSpec] = {}
         self._proxy_log: BinaryIO | None = None
         self._late: list[AnyEvent] = []
+        self._proxy_deaths = 0
         self._closed = False
 
     # --- life -------------------------------------------------------------------------------
@@ -97,8 +100,8 @@ class ProcessRuntime:
         self._units = {spec.name: spec for spec in target.units()}
         self._table = LinkTable(self._units.values())
         self._ports = Ports()
-        listens, dials = self._connect(self._ports)
         self._children = Children(self._wall, self._announce)
+        listens, dials = self._connect(self._ports, self._children)
         token = secrets.token_hex(32)
         for spec in self._units.values():
             self._children.start(self._child(target, spec, token, listens, dials[spec.name]))
@@ -224,7 +227,9 @@ class ProcessRuntime:
             else:
                 self._reaper.record_process(name, pid)
 
-    def _connect(self, ports: Ports) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    def _connect(
+        self, ports: Ports, children: Children
+    ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         """Every listening unit's address, and for each unit its peers' addresses to dial."""
         dials: dict[str, dict[str, str]] = {name: {} for name in self._units}
         listens: dict[str, str] = {}
@@ -237,8 +242,9 @@ class ProcessRuntime:
             self._options["proxy"],
             self._context.seed,
             self._environment(),
-            lambda process: self._announce_proxy(process),
+            lambda process: self._announce("proxy", process.pid),
         )
+        children.watch(self._server.process.pid, self._proxy_ended)
         for link in self._table.links:
             if link.peer not in listens:
                 listens[link.peer] = f"{ports.host}:{ports.take()}"
@@ -247,8 +253,22 @@ class ProcessRuntime:
             )
         return listens, dials
 
-    def _announce_proxy(self, process: subprocess.Popen[bytes]) -> None:
-        self._announce("proxy", process.pid)
+    def _proxy_ended(self) -> None:
+        """The proxy server died under us: the links come back as they were, and it is said."""
+        server, children = self._server, self._running
+        assert server is not None
+        code = server.process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        children.emit(self._proxy_changed(f"proxy server ended ({how})"))
+        self._proxy_deaths += 1
+        if self._proxy_deaths > PROXY_DEATHS_MAX:
+            raise ControlError(f"the proxy server ended {self._proxy_deaths} times; see proxy.log")
+        links = server.restart()
+        children.emit(self._proxy_changed(f"proxy server started anew with {links} links"))
+        children.watch(server.process.pid, self._proxy_ended)
+
+    def _proxy_changed(self, what: str) -> ProxyChanged:
+        return ProxyChanged(t_ns=self.clock.now_ns(), what=what)
 
     def _child(
         self,

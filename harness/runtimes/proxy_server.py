@@ -111,20 +111,22 @@ class ProxyServer:
         environment: dict[str, str] | None = None,
         started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
     ) -> None:
-        self.process: subprocess.Popen[bytes]
-        self.links: Links
+        self._log = log
+        self._environment = environment
+        self._started = started
         problems = []
         for _ in range(TRIES):
-            port = ports.take()
-            line = command(choice, port, seed)
+            self._port = ports.take()
+            self._line = command(choice, self._port, seed)
+            self.links = Links("127.0.0.1", self._port)
             try:
-                self._start(line, port, log, environment, started)
+                self._start()
             except ControlError as error:
                 problems.append(str(error))
             else:
                 return
         raise LaunchError(
-            f"the proxy server ({line[0]}) did not come up in {TRIES} tries: "
+            f"the proxy server ({self._line[0]}) did not come up in {TRIES} tries: "
             f"{'; '.join(problems)}; see {getattr(log, 'name', 'its log')}"
         )
 
@@ -147,6 +149,15 @@ class ProxyServer:
                 problems.append(str(error))
         raise LaunchError(f"no port for link {name} in {TRIES} tries: {'; '.join(problems)}")
 
+    def restart(self) -> int:
+        """Start the server anew on its port after it ended, every link in the state it was in.
+
+        Returns the number of links. Raises :class:`ControlError`.
+        """
+        self.stop()
+        self._start()
+        return self.links.restore()
+
     def stop(self, grace_s: float = 2.0) -> None:
         """End the server; safe to call twice."""
         if self.process.poll() is None:
@@ -157,41 +168,33 @@ class ProxyServer:
                 self.process.kill()
                 self.process.wait()
 
-    def _start(
-        self,
-        line: list[str],
-        port: int,
-        log: IO[bytes],
-        environment: dict[str, str] | None,
-        started: Callable[[subprocess.Popen[bytes]], None],
-    ) -> None:
+    def _start(self) -> None:
         self.process = subprocess.Popen(
-            line,
+            self._line,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+            env=self._environment,
             start_new_session=True,
         )
         try:
-            started(self.process)
-            self.links = Links("127.0.0.1", port)
-            self._wait(port)
+            self._started(self.process)
+            self._wait()
         except BaseException:
             self.stop()
             raise
 
-    def _wait(self, port: int) -> None:
+    def _wait(self) -> None:
         """Until our own process listens on the port and answers.
 
         An answer alone proves nothing: another run's server may have been faster to the port.
         """
         deadline = time.monotonic() + START_S
-        while not _listens(self.process.pid, port):
+        while not _listens(self.process.pid, self._port):
             if self.process.poll() is not None:
-                raise ControlError(f"port {port}: exit status {self.process.returncode}")
+                raise ControlError(f"port {self._port}: exit status {self.process.returncode}")
             if time.monotonic() >= deadline:
-                raise ControlError(f"port {port}: not listening after {START_S:g} s")
+                raise ControlError(f"port {self._port}: not listening after {START_S:g} s")
             time.sleep(0.005)
         self.links.version()
 

@@ -128,6 +128,20 @@ class Links:
             self._probe(name, link.listen)
         return note
 
+    def restore(self) -> int:
+        """Make every known link again, in the state it was in, on a server that knows none.
+
+        Returns the number of links.
+        """
+        with self._lock:
+            for name, link in list(self._known.items()):
+                self._make(name, link.listen, link.upstream, enabled=False)
+                made = self._known[name]
+                for toxic, value in link.toxics.items():
+                    self._put_toxic(name, made, toxic, value)
+                self._enable(name, made, link.enabled)
+            return len(self._known)
+
     # --- steps ---
 
     def _bring(self, name: str, link: _Link, wanted: Toxics, enabled: bool, recreate: bool) -> str:

@@ -14,7 +14,15 @@ import pytest
 import targets
 from faults.base import LinkState
 from harness.errors import ControlError, FaultSkipped, LaunchError, SpecError
-from harness.events import HarnessFailed, Step, UnitExited, UnitNote, UnitSpawned
+from harness.events import (
+    HarnessFailed,
+    LinkUp,
+    ProxyChanged,
+    Step,
+    UnitExited,
+    UnitNote,
+    UnitSpawned,
+)
 from harness.leftovers import processes_of
 from harness.runtimes import children
 from harness.runtimes.base import RunContext, opened
@@ -275,6 +283,26 @@ def test_a_link_fault_on_the_syncer_hits_every_learner(make: Make) -> None:
             "learner-0-to-syncer/latency_upstream",
             "learner-0-to-syncer/latency_downstream",
         }
+
+
+def test_a_proxy_that_dies_comes_back_with_its_links_as_they_were(make: Make) -> None:
+    with watched(Stage(make, *STAGES["diloco"])) as watch:
+        runtime = watch.runtime
+        assert isinstance(runtime, ProcessRuntime)
+        assert runtime._server is not None
+        runtime.apply("learner-0", "link", LinkState(latency_ms=3))
+        runtime.apply("learner-1", "link", LinkState(refused=True))
+        before = set(runtime._server.links.toxics())
+        first = len(watch.seen)
+        os.kill(runtime._server.process.pid, 9)
+        watch.until(ProxyChanged, lambda e: e.what == "proxy server ended (signal 9)", first)
+        watch.until(ProxyChanged, lambda e: e.what.endswith("anew with 2 links"), first)
+        assert set(runtime._server.links.toxics()) == before
+        watch.until(LinkUp, lambda e: e.unit == "learner-0", first)
+        runtime.apply("learner-1", "link", LinkState())
+        watch.until(LinkUp, lambda e: e.unit == "learner-1", first)
+        assert not [e for e in watch.seen if isinstance(e, HarnessFailed)]
+    assert_clean(watch.runtime)
 
 
 def test_a_burst_of_output_is_neither_lost_nor_reordered(
