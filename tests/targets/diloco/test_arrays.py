@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -24,22 +24,35 @@ RULES: list[Rule] = ["avg", "rda"]
 both = pytest.mark.parametrize("merge", MERGERS)
 each_rule = pytest.mark.parametrize("rule", RULES)
 
-Case = tuple[Flat, Flat, list[Flat], list[float], list[int]]
-
 
 def vector(*values: float) -> Flat:
     return np.array(values, dtype=np.float32)
 
 
+class Case(NamedTuple):
+    """Inputs of a merge."""
+
+    prev: Flat
+    buf: Flat
+    thetas: list[Flat]
+    weights: list[float]
+    sizes: list[int]
+
+    def by(self, merge: arrays.Merger, *rules: Rule) -> Merged:
+        """Merged with the usual outer optimizer; one rule stands for all tensors."""
+        each = rules if len(rules) > 1 else rules * len(self.sizes)
+        return merge(self.prev, self.buf, self.thetas, self.weights, self.sizes, each, Outer())
+
+
 def case(seed: int, learners: int, sizes: Sequence[int], spread: float = 0.01) -> Case:
-    """Random (prev, buf, thetas, weights, sizes)."""
+    """Random inputs whose deltas have elements of size ``spread``."""
     rng = np.random.default_rng(seed)
     count = sum(sizes)
     prev = rng.standard_normal(count, dtype=np.float32)
     buf = rng.standard_normal(count, dtype=np.float32)
     noise = [rng.standard_normal(count, dtype=np.float32) for _ in range(learners)]
     thetas = [prev + np.float32(spread) * n for n in noise]
-    return prev, buf, thetas, list(rng.uniform(1, 9, learners)), list(sizes)
+    return Case(prev, buf, thetas, list(rng.uniform(1, 9, learners)), list(sizes))
 
 
 def gradient(
@@ -261,10 +274,8 @@ SIZES = [
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("learners", [1, 2, 8, 9, 17])
 def test_fast_equals_slow(rule: Rule, sizes: list[int], learners: int) -> None:
-    *inputs, sizes = case(3, learners, sizes)
-    rules: list[Rule] = [rule] * len(sizes)
-    slowly = arrays.merge_slow(*inputs, sizes, rules, Outer())
-    fast = kernels.merge(*inputs, sizes, rules, Outer())
+    inputs = case(3, learners, sizes)
+    slowly, fast = inputs.by(arrays.merge_slow, rule), inputs.by(kernels.merge, rule)
     assert close(fast.theta, slowly.theta)
     assert close(fast.buf, slowly.buf)
     np.testing.assert_allclose(fast.norms, slowly.norms, rtol=1e-6)
@@ -275,23 +286,21 @@ def test_fast_equals_slow(rule: Rule, sizes: list[int], learners: int) -> None:
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 11), spread=st.floats(1e-4, 10))
 def test_fast_equals_slow_on_anything(seed: int, count: int, spread: float) -> None:
-    rules: list[Rule] = ["avg", "rda", "rda"]
-    *inputs, sizes = case(seed, count, [3, 50, 11], spread)
-    fast = kernels.merge(*inputs, sizes, rules, Outer())
-    slowly = arrays.merge_slow(*inputs, sizes, rules, Outer())
+    inputs = case(seed, count, [3, 50, 11], spread)
+    fast = inputs.by(kernels.merge, "avg", "rda", "rda")
+    slowly = inputs.by(arrays.merge_slow, "avg", "rda", "rda")
     assert close(fast.theta, slowly.theta, 1e-5)
     assert close(fast.buf, slowly.buf, 1e-5)
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
-    *inputs, sizes = case(5, 9, [200_000, 3, 90_001])
-    rules: list[Rule] = ["rda", "avg", "rda"]
+    inputs = case(5, 9, [200_000, 3, 90_001])
     results: list[Merged] = []
     most = numba.get_num_threads()
     try:
         for threads in range(1, most + 1):
             numba.set_num_threads(threads)
-            results.append(kernels.merge(*inputs, sizes, rules, Outer()))
+            results.append(inputs.by(kernels.merge, "rda", "avg", "rda"))
     finally:
         numba.set_num_threads(most)
     assert len({r.theta.tobytes() for r in results}) == 1
@@ -302,9 +311,8 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 @both
 def test_repeating_a_merge_repeats_its_bits(merge: arrays.Merger) -> None:
-    *inputs, sizes = case(6, 5, [40_000])
-    first = merge(*inputs, sizes, ["rda"], Outer())
-    again = merge(*inputs, sizes, ["rda"], Outer())
+    inputs = case(6, 5, [40_000])
+    first, again = inputs.by(merge, "rda"), inputs.by(merge, "rda")
     assert first.theta.tobytes() == again.theta.tobytes()
     assert first.buf.tobytes() == again.buf.tobytes()
 
@@ -332,9 +340,9 @@ def test_inputs_stay_as_they_were_and_out_is_used(merge: arrays.Merger) -> None:
 def test_a_poisoned_input_shows_in_its_norm_and_in_finite(
     merge: arrays.Merger, rule: Rule, value: float, where: int
 ) -> None:
-    prev, buf, thetas, weights, sizes = case(8, 3, [70_000, 5])
-    thetas[1][where] = value
-    result = merge(prev, buf, thetas, weights, sizes, [rule, rule], Outer())
+    inputs = case(8, 3, [70_000, 5])
+    inputs.thetas[1][where] = value
+    result = inputs.by(merge, rule)
     sound = np.isfinite(result.norms).all(axis=1)
     assert sound.tolist() == [True, False, True]
     assert not result.finite

@@ -55,6 +55,15 @@ def test_bf16_rounds_like_ml_dtypes(array: codec.Array) -> None:
     np.testing.assert_array_equal(ours, theirs.reshape(-1))
 
 
+@pytest.mark.parametrize(
+    ("bits", "rounded"),
+    [(0x3F807FFF, 0x3F80), (0x3F808000, 0x3F80), (0x3F808001, 0x3F81), (0x3F818000, 0x3F82)],
+)
+def test_bf16_rounds_ties_to_even(bits: int, rounded: int) -> None:
+    array = np.array([bits], np.uint32).view(np.float32)
+    assert codec.encode([array], "bf16") == rounded.to_bytes(2, "little")
+
+
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001])
 def test_bf16_never_turns_a_nan_into_a_number(bits: int) -> None:
     nan = np.array([bits], np.uint32).view(np.float32)

@@ -101,11 +101,18 @@ def test_a_death_before_the_rename_leaves_the_last_version(
 def test_files_are_synced_before_they_get_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    calls: list[str] = []
     rename, fsync = Path.rename, os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
-    monkeypatch.setattr(
-        Path, "rename", lambda self, target: (calls.append("rename"), rename(self, target))[1]
-    )
+
+    def synced(handle: int) -> None:
+        calls.append("fsync")
+        fsync(handle)
+
+    def renamed(self: Path, target: Path) -> Path:
+        calls.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
     FragmentStore(tmp_path, "layout").save(0, 1, *pair(1))
     assert calls == ["fsync", "rename", "fsync"]
