@@ -100,6 +100,8 @@ class LmTrainer:
         life: int = 1,
         cache_dir: str = "",
     ) -> None:
+        # Before JAX: text that cannot be used is said at once.
+        self._shard = data.open_source(params, seed).shard(learner, life)
         began_ns = time.monotonic_ns()
         self._jax = compiled.start_jax()
         self.import_ns = time.monotonic_ns() - began_ns
@@ -111,7 +113,6 @@ class LmTrainer:
         self._settings = params
         self._batch = params.batch_of(learner)
         self._cache_dir = cache_dir
-        self._shard = data.open_source(params, seed).shard(learner, life)
         self._step = 0
         self._fresh = 0
         """Steps that the moments have seen."""
