@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from harness.events import Event, Step
+from harness.events import AnyEvent, Event, Step
 from harness.journal import JournalText
 from reports.build import analyse
+from reports.claims import CLAIMS
 from reports.history import History, fold
 
 _CONVERGED = 2 / 3
@@ -28,12 +30,23 @@ class Violation:
     lines: tuple[int, ...] = ()
 
 
-def violations(journal: JournalText, pending: Mapping[str, str]) -> list[Violation]:
-    """Every promise that the run broke, safety first.
+class Finished(Protocol):
+    """A run in memory (``harness.fuzz.act.Ran``)."""
 
-    ``pending`` holds what units said they waited for when the quiet tail ended.
-    """
-    history = fold(journal)
+    @property
+    def events(self) -> tuple[AnyEvent, ...]:
+        """Everything that was journalled, in order."""
+        ...
+
+    @property
+    def pending(self) -> Mapping[str, str]:
+        """What units said they waited for when the quiet tail ended."""
+        ...
+
+
+def judge(ran: Finished) -> list[Violation]:
+    """Every promise that the run broke, safety first."""
+    history = fold(JournalText(ran.events, ()))
     analysis = analyse(history)
     found = []
     for answer in analysis.answers:
@@ -45,8 +58,8 @@ def violations(journal: JournalText, pending: Mapping[str, str]) -> list[Violati
     verdict = analysis.report.verdict
     if verdict.outcome == "harness-error":
         found.append(Violation("harness", "; ".join(verdict.reasons)))
-    found += _liveness(history, pending)
-    return found
+    found += [Violation(name, *text) for name, claim in CLAIMS.items() for text in claim(history)]
+    return found + _liveness(history, ran.pending)
 
 
 def _owed(check: str, history: History) -> bool:

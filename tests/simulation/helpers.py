@@ -9,7 +9,7 @@ from harness.fuzz.act import Ran, perform
 from harness.journal import JournalText
 from reports.build import Analysis, analyse
 from reports.history import fold
-from reports.violations import Violation, violations
+from reports.violations import Violation, judge
 
 E = TypeVar("E", bound=Event)
 
@@ -68,7 +68,7 @@ class Story:
         ]
 
     def violations(self) -> list[Violation]:
-        return violations(self.journal, self.ran.pending)
+        return judge(self.ran)
 
     def when(self, fault_id: str, kind: type[Event]) -> int:
         """Instant of the fault's event of that kind."""
