@@ -78,8 +78,11 @@ def compose(
     directory: Path,
     runtime: str | None = None,
     make_runtime: Callable[[RunContext], Runtime] | None = None,
+    repeat_with: Sequence[str] = (),
 ) -> Experiment:
     """Bring a checked spec and its runtime together.
+
+    ``repeat_with`` are further arguments that a repeated run needs.
 
     Raises :class:`CapabilityError` when a fault needs what the runtime does not offer here, and
     :class:`LaunchError` when the runtime itself cannot be had.
@@ -98,7 +101,7 @@ def compose(
         checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)
     )
     command = ["diloco-chaos", "run", spec.name, "--runtime", live.name]
-    command += ["--seed", str(checked.seed)]
+    command += ["--seed", str(checked.seed), *repeat_with]
     return Experiment(
         spec,
         checked.seed,

@@ -220,7 +220,8 @@ def _alive(paint: _Painter, life: Life, thrown: list[bool], holds: list[FaultWin
         _gap(paint, wait[0], holds)
         paint.put(wait[1], "waiting")
         wait = next(waits, None)
-    if life.ended_ns is not None and life.ended_ns <= paint.end:
+    # A life that ends at the very instant the window closes was ended by our own teardown.
+    if life.ended_ns is not None and life.ended_ns < paint.end:
         paint.put(end, "lost")
     elif life.steps:
         # The step that is running as the window closes counts up to its nominal time.

@@ -62,8 +62,8 @@ class Life:
         return self.steps[0] if self.steps else None
 
     def ended_by(self, t_ns: int) -> bool:
-        """Whether this life was over at ``t_ns``."""
-        return self.ended_ns is not None and self.ended_ns <= t_ns
+        """Whether this life was over before ``t_ns``."""
+        return self.ended_ns is not None and self.ended_ns < t_ns
 
 
 @dataclass(eq=False)

@@ -54,11 +54,15 @@ def execute(options: argparse.Namespace) -> int:
         directory=out,
         runtime=options.runtime,
         make_runtime=_attached(options.attach),
+        repeat_with=repeated(options),
     )
     rundir = RunDir.create(out, checked.spec, run_id, checked.seed)
     say = sys.stderr if options.json else sys.stdout
-    repeat = experiment.repeat + "".join(f" --set {s}" for s in options.set)
-    print(f"seed {checked.seed}, run {run_id}\nrepeat with: {repeat}", file=say, flush=True)
+    print(
+        f"seed {checked.seed}, run {run_id}\nrepeat with: {experiment.repeat}",
+        file=say,
+        flush=True,
+    )
     with stop_on_signals() as stop, Progress(experiment, say, quiet=options.quiet) as progress:
         run(experiment, rundir, observer=progress.observe, stop=stop)
     report = write_reports(rundir.path)
@@ -67,6 +71,12 @@ def execute(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(terminal(report, str(rundir.report_html)) + "\n")
     return report.verdict.exit_status
+
+
+def repeated(options: argparse.Namespace) -> list[str]:
+    """The arguments, besides spec, runtime and seed, with which the run can be repeated."""
+    attached = ["--attach", options.attach] if options.attach else []
+    return attached + [part for item in options.set for part in ("--set", item)]
 
 
 def prepare(
