@@ -19,48 +19,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Callable
 
 from harness.clock import WallClock
 from harness.errors import ControlError, FaultSkipped, LaunchError
 from harness.events import AnyEvent, HarnessFailed, UnitExited, UnitNote, UnitSpawned
 from harness.runtimes.cgroups import CpuGroup
+from harness.runtimes.child import (
+    BACKOFF_S,
+    QUICK_LIFE_NS,
+    QUICK_LIVES_MAX,
+    Child,
+    wait_stopped,
+)
 from harness.runtimes.lines import UnitLines
 
-QUICK_LIFE_NS = 5_000_000_000
-"""A shorter life counts as another failure in a row."""
-BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pause before the restart after so many quick lives; the last holds for all that follow."""
-QUICK_LIVES_MAX = 15
-"""After so many quick lives in a row a unit is given up."""
-STOPPED_S = 1.0
-"""How long a process may take to stand still after SIGSTOP."""
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
-
-
-@dataclass
-class Child:
-    """A unit's place: what is started there, and what lives there now."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: BinaryIO
-    group: CpuGroup | None = None
-    frozen: bool = False
-    process: subprocess.Popen[bytes] | None = None
-    generation: int = 0
-    quick_lives: int = 0
-    began_ns: int = 0
-    owed: bool = False
-    """A restart is due and waits for the place to be thawed."""
-    given_up: bool = False
-    _pidfd: int = field(default=-1, repr=False)
-    _lines: UnitLines | None = field(default=None, repr=False)
 
 
 class Children:
@@ -133,6 +108,7 @@ class Children:
         """SIGKILL. Raises :class:`FaultSkipped` when nothing lives there."""
         with self._lock:
             pid = self._pid(name)
+            self._children[name].asked = True
             os.kill(pid, signal.SIGKILL)
         return f"SIGKILL to process {pid}"
 
@@ -141,6 +117,7 @@ class Children:
         with self._lock:
             pid = self._pid(name)
             generation = self._children[name].generation
+            self._children[name].asked = True
             os.kill(pid, signal.SIGTERM)
 
             def overdue() -> None:
@@ -163,7 +140,7 @@ class Children:
             pid = child.process.pid
             os.killpg(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
             if frozen:
-                _wait_stopped(name, pid)
+                wait_stopped(name, pid)
         return f"{'SIGSTOP' if frozen else 'SIGCONT'} to process group {pid}"
 
     def join_group(self, name: str, make: Callable[[], CpuGroup]) -> CpuGroup:
@@ -300,29 +277,29 @@ class Children:
         child.process = process
         child.generation += 1
         child.began_ns = time.monotonic_ns()
-        child.owed = False
+        child.owed = child.asked = False
         self._announce(child.name, process.pid)
         if child.group is not None:
             child.group.add(process.pid)
         now = self._clock.now_ns()
         self.emit(UnitSpawned(t_ns=now, unit=child.name, by=by, pid=process.pid))
-        child._lines = UnitLines(child.name, self._clock.epoch_ns, child.log)
+        child.lines = UnitLines(child.name, self._clock.epoch_ns, child.log)
         assert process.stdout is not None
         out = process.stdout.fileno()
         os.set_blocking(out, False)
         with contextlib.suppress(OSError):  # a courtesy: a busy harness does not block a unit
             fcntl.fcntl(out, _F_SETPIPE_SZ, _PIPE_BYTES)
-        child._pidfd = os.pidfd_open(process.pid)
+        child.pidfd = os.pidfd_open(process.pid)
         self._selector.register(out, selectors.EVENT_READ, lambda: self._read(child))
         generation = child.generation
         self._selector.register(
-            child._pidfd, selectors.EVENT_READ, lambda: self._reap(child, generation)
+            child.pidfd, selectors.EVENT_READ, lambda: self._reap(child, generation)
         )
         self._wake()
 
     def _read(self, child: Child) -> bool:
         """Take what is in the pipe; whether there may be more."""
-        if child.process is None or child._lines is None:
+        if child.process is None or child.lines is None:
             return False
         assert child.process.stdout is not None
         try:
@@ -330,7 +307,7 @@ class Children:
         except OSError as error:
             raise ControlError(f"cannot read what {child.name} prints: {error}") from error
         if chunk:
-            for event in child._lines.feed(chunk):
+            for event in child.lines.feed(chunk):
                 self.emit(event)
         elif chunk is not None:  # the end of the pipe; its process may live on
             with contextlib.suppress(KeyError):
@@ -340,18 +317,18 @@ class Children:
     def _reap(self, child: Child, generation: int) -> None:
         """The child's process ended: its last words, its group, its exit, its successor."""
         process = child.process
-        if process is None or child._lines is None or child.generation != generation:
+        if process is None or child.lines is None or child.generation != generation:
             return
         while self._read(child):
             pass
-        child._lines.end()
+        child.lines.end()
         # Until wait() below the id belongs to nobody else, so this cannot hit a stranger.
         self._signal_group(child, signal.SIGKILL)
         assert process.stdout is not None
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.stdout)
-        self._selector.unregister(child._pidfd)
-        os.close(child._pidfd)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
         code = process.wait()
         process.stdout.close()
         child.process = None
@@ -370,7 +347,7 @@ class Children:
 
     def _plan_restart(self, child: Child) -> None:
         now = time.monotonic_ns()
-        quick = now - child.began_ns < QUICK_LIFE_NS
+        quick = now - child.began_ns < QUICK_LIFE_NS and not child.asked
         child.quick_lives = child.quick_lives + 1 if quick else 0
         if child.quick_lives >= QUICK_LIVES_MAX:
             child.given_up = True
@@ -385,13 +362,13 @@ class Children:
                 )
             )
             return
-        # The first quick death costs nothing extra: one kill must heal as fast as it can.
-        step = min(max(0, child.quick_lives - 1), len(BACKOFF_S) - 1)
+        # The first quick death costs nothing extra: a single crash must heal as fast as it can.
+        pause_s = BACKOFF_S[min(max(0, child.quick_lives - 1), len(BACKOFF_S) - 1)]
         child.owed = True
-        if BACKOFF_S[step] == 0:
+        if pause_s == 0:
             self._restart(child)
         else:
-            self._at(now + round(BACKOFF_S[step] * 1e9), lambda: self._restart(child))
+            self._at(now + round(pause_s * 1e9), lambda: self._restart(child))
 
     def _restart(self, child: Child) -> None:
         if self._closing or child.process is not None or not child.owed or child.frozen:
@@ -402,19 +379,3 @@ class Children:
             # Short of memory or processes: the place stays owed, and is tried again.
             self._at(time.monotonic_ns() + round(BACKOFF_S[-1] * 1e9), lambda: self._restart(child))
             raise
-
-
-def _wait_stopped(name: str, pid: int) -> None:
-    """Until every thread of the process stands still: SIGSTOP is a request, not an answer."""
-    deadline = time.monotonic() + STOPPED_S
-    while True:
-        with contextlib.suppress(OSError):
-            states = [
-                (task / "stat").read_text().rpartition(") ")[2][0]
-                for task in Path(f"/proc/{pid}/task").iterdir()
-            ]
-            if all(state in "TtZX" for state in states):
-                return
-        if time.monotonic() >= deadline:
-            raise ControlError(f"{name} (process {pid}) does not stand still after SIGSTOP")
-        time.sleep(0.0002)

@@ -6,7 +6,6 @@ own restarts what dies. Needs Linux (process file descriptors, /proc).
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import sys
@@ -16,42 +15,27 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-import harness
 from faults.base import Capability, LinkState, Resource, Tuning
 from faults.holds import NEUTRAL
 from harness.clock import Clock, WallClock
-from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError, SpecError
+from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError
 from harness.events import AnyEvent, HarnessFailed, ProxyChanged, ResidueFound
-from harness.leftovers import RUN_VARIABLE, cgroups_of, own, processes_of, start_ticks
+from harness.leftovers import cgroups_of, own, processes_of, start_ticks
 from harness.reaper import Reaper
 from harness.runtimes import proxy_server
 from harness.runtimes.base import RunContext
 from harness.runtimes.cgroups import CpuGroup, find_controller
-from harness.runtimes.children import Child, Children
+from harness.runtimes.child import Child
+from harness.runtimes.children import Children
 from harness.runtimes.linktable import LinkTable
 from harness.runtimes.places import Ports, cache_dir
+from harness.runtimes.process_options import read_options, unit_environment
 from harness.runtimes.proxy_server import ProxyServer
 from targets.base import Target, UnitSpec
 from targets.unit_config import UnitConfig, write_unit_config
 
-OPTIONS: dict[str, tuple[type, Any, str]] = {
-    "proxy": (str, "auto", "auto, embedded or toxiproxy"),
-    "stop_s": (float, 3.0, "how long units may take to end in good order"),
-    "keep_work": (bool, False, "keep the units' configuration and state after the run"),
-}
-"""Option to (type, default, help); the ``[runtime_options]`` table of a spec."""
-
 PROXY_DEATHS_MAX = 10
 """After so many deaths in one run the proxy server is not started again."""
-
-UNIT_ENVIRONMENT = {
-    # Several units share a small host: each is one core's worth of machine, no more.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONUNBUFFERED": "1",
-}
 
 
 class ProcessRuntime:
@@ -61,7 +45,7 @@ class ProcessRuntime:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._options = _options(context.options)
+        self._options = read_options(context.options)
         self._controller = find_controller()
         self._wall = WallClock()
         self.clock: Clock = self._wall
@@ -241,7 +225,7 @@ class ProcessRuntime:
             self._proxy_log,
             self._options["proxy"],
             self._context.seed,
-            self._environment(),
+            unit_environment(self._context.run),
             lambda process: self._announce("proxy", process.pid),
         )
         children.watch(self._server.process.pid, self._proxy_ended)
@@ -297,16 +281,10 @@ class ProcessRuntime:
         write_unit_config(path, config)
         log = open(self._context.directory / "units" / f"{spec.name}.log", "ab", buffering=0)  # noqa: SIM115
         command = [sys.executable, "-m", target.module(), str(path)]
-        return Child(spec.name, command, self._environment(), log)
+        return Child(spec.name, command, unit_environment(self._context.run), log)
 
     def _control_file(self, unit: str) -> Path:
         return self._work / "control" / f"{unit}.json"
-
-    def _environment(self) -> dict[str, str]:
-        root = str(Path(harness.__file__).resolve().parent.parent)
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-        run = {RUN_VARIABLE: self._context.run, "PYTHONPATH": path}
-        return {**os.environ, **UNIT_ENVIRONMENT, **run}
 
     def _heal_links(self) -> None:
         for unit in self._units:
@@ -320,25 +298,3 @@ class ProcessRuntime:
         except (ChaosError, OSError) as error:
             failed = HarnessFailed(t_ns=self.clock.now_ns(), where=what, why=str(error))
             self._late.append(failed)
-
-
-def _options(given: Any) -> dict[str, Any]:
-    problems = []
-    values = {name: default for name, (_, default, _) in OPTIONS.items()}
-    for name, value in given.items():
-        if name not in OPTIONS:
-            problems.append(f"runtime_options.{name}: unknown; there are {', '.join(OPTIONS)}")
-            continue
-        kind, _, text = OPTIONS[name]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind):
-            problems.append(f"runtime_options.{name} is {value!r}; wanted: {text}")
-        values[name] = value
-    if not problems and values["proxy"] not in ("auto", "embedded", "toxiproxy"):
-        problems.append(f'runtime_options.proxy is "{values["proxy"]}"; {OPTIONS["proxy"][2]}')
-    if not problems and not 0 <= values["stop_s"] <= 600:
-        problems.append(f"runtime_options.stop_s is {values['stop_s']}; it lies within 0 and 600")
-    if problems:
-        raise SpecError("process runtime", problems)
-    return values

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from harness.runtimes import embedded_proxy
+from harness.runtimes.embedded_http import ApiError
 from harness.runtimes.embedded_links import split_address
-from harness.runtimes.embedded_proxy import ApiError, Server
+from harness.runtimes.embedded_proxy import Server
 from harness.runtimes.embedded_toxics import KINDS, Bandwidth, Latency, Toxic
 from harness.runtimes.places import Ports
 from harness.runtimes.proxy_server import ProxyServer

@@ -22,10 +22,12 @@ from harness.events import (
     UnitExited,
     UnitNote,
     UnitSpawned,
+    UnitStarted,
 )
 from harness.leftovers import processes_of
 from harness.runtimes import children
 from harness.runtimes.base import RunContext, opened
+from harness.runtimes.child import Child
 from harness.runtimes.places import Ports
 from harness.runtimes.process import ProcessRuntime
 from targets.base import Target
@@ -138,6 +140,16 @@ def test_a_unit_that_cannot_live_is_given_up(make: Make, monkeypatch: pytest.Mon
     assert_clean(runtime)
 
 
+def test_deaths_that_faults_asked_for_are_not_held_against_a_unit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "BACKOFF_S", (0.0, 600.0))  # a second pause would be noticed
+    with watched(Stage(make, *STAGES["counter"])) as watch:
+        for life in (2, 3, 4):
+            watch.runtime.kill("counter-1")
+            watch.until(UnitStarted, lambda e, n=life: e.incarnation == n)  # type: ignore[misc]
+
+
 def test_a_unit_deaf_to_sigterm_is_killed_after_its_grace(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +260,7 @@ def test_a_half_open_runtime_is_closed_without_residue(
     runtime = make()
     real = children.Children.start
 
-    def start(self: children.Children, child: children.Child) -> None:
+    def start(self: children.Children, child: Child) -> None:
         if child.name == "learner-1":
             child.command = ["/nonexistent/python"]
         real(self, child)

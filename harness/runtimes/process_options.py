@@ -1,0 +1,58 @@
+"""Options of the process runtime, and the environment in which its units run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.errors import SpecError
+from harness.leftovers import RUN_VARIABLE
+
+OPTIONS: dict[str, tuple[type, Any, str]] = {
+    "proxy": (str, "auto", "auto, embedded or toxiproxy"),
+    "stop_s": (float, 3.0, "how long units may take to end in good order"),
+    "keep_work": (bool, False, "keep the units' configuration and state after the run"),
+}
+"""Option to (type, default, help); the ``[runtime_options]`` table of a spec."""
+
+UNIT_ENVIRONMENT = {
+    # Several units share a small host: each is one core's worth of machine, no more.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def unit_environment(run: str) -> dict[str, str]:
+    """Ours, with what makes a unit small, repeatable, importable and recognizable."""
+    root = str(Path(harness.__file__).resolve().parent.parent)
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, **UNIT_ENVIRONMENT, RUN_VARIABLE: run, "PYTHONPATH": path}
+
+
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults filled in. Raises :class:`SpecError` naming every mistake."""
+    problems = []
+    values = {name: default for name, (_, default, _) in OPTIONS.items()}
+    for name, value in given.items():
+        if name not in OPTIONS:
+            problems.append(f"runtime_options.{name}: unknown; there are {', '.join(OPTIONS)}")
+            continue
+        kind, _, text = OPTIONS[name]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind):
+            problems.append(f"runtime_options.{name} is {value!r}; wanted: {text}")
+        values[name] = value
+    if not problems and values["proxy"] not in ("auto", "embedded", "toxiproxy"):
+        problems.append(f'runtime_options.proxy is "{values["proxy"]}"; {OPTIONS["proxy"][2]}')
+    if not problems and not 0 <= values["stop_s"] <= 600:
+        problems.append(f"runtime_options.stop_s is {values['stop_s']}; it lies within 0 and 600")
+    if problems:
+        raise SpecError("process runtime", problems)
+    return values
