@@ -49,6 +49,8 @@ SOURCES_LABEL = "diloco-chaos.sources"
 UNIT_PORT = 7000
 """Where a unit that others dial listens, inside its container."""
 PROXY_START_S = 15.0
+UNIT_START_S = 60.0
+"""From a container's start to its unit's first line: an interpreter and a few imports."""
 LAST_EVENTS_S = 2.0
 """How long the engine may take to tell of the last exits."""
 
@@ -104,6 +106,7 @@ class DockerRuntime(ContainerRuntime):
         )
         self._start_proxy()
         self._start_units(target, mounts)
+        self._await_lives(UNIT_START_S)
 
     def _check_images(self) -> list[str]:
         """Bind mounts that a unit needs because its image holds other sources than ours."""
@@ -300,8 +303,9 @@ class DockerRuntime(ContainerRuntime):
         failures = stop_units(engine, self._places.values(), self._options.stop_s)
         self._await_last_events()
         # What units printed is read before their containers, and it with them, go away.
-        for follower in self._followers.values():
-            follower.close()
+        for name, follower in self._followers.items():
+            # The proxy still runs and would be waited for in vain.
+            follower.close(LAST_EVENTS_S if name in self._places else 0.0)
         if self._watcher is not None:
             self._watcher.close()
         failures += remove_run(engine, self._context.run)

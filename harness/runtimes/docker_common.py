@@ -4,6 +4,7 @@ through the engine and Toxiproxy, events from output and engine."""
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -11,7 +12,7 @@ from typing import Any
 
 from faults.base import Capability, LinkState, Resource, Tuning
 from harness.clock import WallClock
-from harness.errors import ControlError, FaultSkipped
+from harness.errors import ControlError, FaultSkipped, LaunchError
 from harness.events import (
     AnyEvent,
     HarnessFailed,
@@ -19,6 +20,7 @@ from harness.events import (
     ProxyChanged,
     UnitExited,
     UnitSpawned,
+    UnitStarted,
 )
 from harness.runtimes.base import RunContext
 from harness.runtimes.docker_engine import Engine
@@ -28,6 +30,8 @@ from harness.runtimes.docker_watch import LifeWatcher, OutputFollower
 from harness.runtimes.linktable import LinkTable
 
 TUNING_FILE = "tuning.json"
+
+LAST_WORDS_S = 2.0
 
 OFFERS: frozenset[Capability] = frozenset(
     {"kill", "terminate", "freeze", "cpu_quota", "tune", "link", "restart", "engine_network"}
@@ -44,6 +48,7 @@ class ContainerRuntime(ABC):
         self._context = context
         self.clock = WallClock()
         self._queue: SimpleQueue[AnyEvent] = SimpleQueue()
+        self._held: list[AnyEvent] = []
         self._places: dict[str, Place] = {}
         self._by_container: dict[str, Place] = {}
         self._followers: dict[str, OutputFollower] = {}
@@ -67,7 +72,9 @@ class ContainerRuntime(ABC):
 
     def poll(self, until_ns: int) -> list[AnyEvent]:
         """Events that became known; see :class:`harness.runtimes.base.Runtime`."""
-        found: list[AnyEvent] = []
+        found, self._held = self._held, []
+        if found:
+            until_ns = 0
         wait_s = max(0, until_ns - self.clock.now_ns()) / 1e9
         with suppress(Empty):
             found.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
@@ -149,6 +156,36 @@ class ContainerRuntime(ABC):
         self._followers[place.unit] = OutputFollower(
             self._engine, place.container, place.unit, log, self._queue, self.clock, since
         )
+
+    def _await_lives(self, seconds: float) -> None:
+        """Until every unit has written its first line; raises :class:`LaunchError` when one ends
+        before, or does not get there. What was read meanwhile comes out of the next ``poll``."""
+        missing = set(self._places)
+        deadline = time.monotonic() + seconds
+        while missing:
+            try:
+                event = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise LaunchError(
+                    f"{', '.join(sorted(missing))} did not begin within {seconds:g} s; "
+                    f"see {self._context.directory / 'units'}"
+                ) from None
+            self._held.append(event)
+            if isinstance(event, UnitStarted):
+                missing.discard(event.unit)
+            elif isinstance(event, UnitExited) and event.unit in missing:
+                raise LaunchError(
+                    f"{event.unit} ended with status {event.code} before it began: "
+                    f"{self._last_words(event.unit)}"
+                )
+
+    def _last_words(self, unit: str) -> str:
+        path = self._context.directory / "units" / f"{unit}.log"
+        deadline = time.monotonic() + LAST_WORDS_S
+        while not path.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.01)  # the engine tells of the end a little before the output is read
+        words = path.read_text(errors="replace").strip().splitlines()
+        return f"{words[-1] if words else 'it printed nothing'} (see {path})"
 
     def _set_links(self, unit: str, state: LinkState) -> str:
         if not self._table.of(unit):

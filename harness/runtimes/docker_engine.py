@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 import docker
@@ -23,6 +24,7 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 from docker.types.daemon import CancellableStream
+from urllib3.exceptions import HTTPError
 
 from harness.errors import ControlError, LaunchError
 from harness.leftovers import RUN_LABEL
@@ -38,6 +40,18 @@ EXPIRES_LABEL = "diloco-chaos.expires-at"
 TIMEOUT_S = 10.0
 _WORKERS = 16
 _HEADER = struct.Struct(">BxxxL")
+
+CUT: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    AttributeError,
+    HTTPException,
+    HTTPError,
+    requests.exceptions.RequestException,
+)
+"""What reading a stream raises when the engine, or our own closing it, cuts it: the same as its
+end. Whoever follows opens it anew. (ValueError and AttributeError: a file closed under a read.)
+"""
 
 REMEDY = (
     "start the engine (docker/prepare.sh --start-engine, or your system's service), see that this "
@@ -191,8 +205,7 @@ class OutputStream:
 
     def __iter__(self) -> Iterator[Frame]:
         raw = self._response.raw
-        # A cut connection is the same as its end: whoever follows opens anew.
-        with suppress(OSError, ValueError, AttributeError, requests.exceptions.RequestException):
+        with suppress(*CUT):
             while len(header := raw.read(_HEADER.size)) == _HEADER.size:
                 kind, length = _HEADER.unpack(header)
                 stamp, _, data = raw.read(length).partition(b" ")

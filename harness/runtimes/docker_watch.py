@@ -16,12 +16,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import requests
-
 from harness.clock import WallClock
 from harness.errors import ControlError
 from harness.events import AnyEvent, HarnessFailed
-from harness.runtimes.docker_engine import Engine, Frame, OutputStream
+from harness.runtimes.docker_engine import CUT, Engine, Frame, OutputStream
 from harness.runtimes.lines import UnitLines
 
 _LAG_MAX_NS = 5 * 10**9
@@ -155,7 +153,7 @@ class LifeWatcher:
     def _run(self) -> None:
         failures = 0
         while not self._closing.is_set():
-            with suppress(OSError, ValueError, AttributeError, requests.RequestException):
+            with suppress(*CUT):
                 for event in self._stream:
                     failures = 0
                     self._take(event)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import LaunchError
 from harness.runtimes import places
-from harness.runtimes.places import Ports, cache_dir, state_dir
+from harness.runtimes.places import Ports, cache_dir, state_dir, sweep_ports
 
 
 def test_no_port_is_given_twice_while_it_is_held(
@@ -60,3 +60,13 @@ def test_folders_follow_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "s"))
     assert cache_dir() == tmp_path / "c"
     assert state_dir() == tmp_path / "s" / "diloco-chaos" / "runs"
+
+
+def test_only_the_ports_of_the_dead_are_swept(tmp_path: Path) -> None:
+    living = Ports(directory=tmp_path)
+    port = living.take()
+    (tmp_path / "12345").touch()
+    assert sweep_ports(tmp_path) == [12345]
+    assert [p.name for p in tmp_path.iterdir()] == [str(port)]
+    living.release()
+    assert sweep_ports(tmp_path / "nothing") == []
