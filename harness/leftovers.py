@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.runtimes.places import sweep_ports
+
 RUN_VARIABLE = "DILOCO_CHAOS_RUN"
 """Environment variable that every process of a run carries."""
 RUN_LABEL = "diloco-chaos.run"
@@ -239,6 +241,7 @@ def clean(registry: Path, budget_s: float = 30.0) -> list[Undone]:
             results.append(result)
             if not result.problems:
                 note.unlink(missing_ok=True)
+    sweep_ports(registry.parent / "ports")
     return results
 
 

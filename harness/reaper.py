@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.errors import LaunchError
 from harness.leftovers import MANIFEST, start_ticks, undo
-from harness.runtimes.places import state_dir
+from harness.runtimes.places import state_dir, sweep_ports
 
 START_S = 20.0
 UNDO_S = 30.0
@@ -144,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.alarm(int(2 * UNDO_S))
     began = time.monotonic()
     result = undo(options.run, options.manifest, began + UNDO_S)
+    sweep_ports()
     for line in (*result.removed, *(f"PROBLEM {p}" for p in result.problems)):
         sys.stderr.write(f"{line}\n")
     sys.stderr.write(f"undone in {time.monotonic() - began:.3f} s\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -80,6 +81,21 @@ class Ports:
             return True
         os.close(descriptor)
         return False
+
+
+def sweep_ports(directory: Path | None = None) -> list[int]:
+    """Remove the port files of processes that are gone; returns the ports. Never raises."""
+    swept = []
+    for path in (directory or state_dir().parent / "ports").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                swept.append(int(path.name))
+            finally:
+                os.close(descriptor)
+    return sorted(swept)
 
 
 def _free(host: str, port: int) -> bool:
