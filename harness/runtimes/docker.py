@@ -126,7 +126,7 @@ class DockerRuntime(ContainerRuntime):
         with self._engine.asked(f"look for image {name}"):
             try:
                 return dict(self._engine.api.inspect_image(name))
-            except docker.errors.ImageNotFound:
+            except docker.errors.NotFound:
                 raise LaunchError(
                     f"there is no image {name} on the engine at {self._engine.address}; "
                     "make it with docker/prepare.sh (make image)"

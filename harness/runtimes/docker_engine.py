@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,8 @@ EXPIRES_LABEL = "diloco-chaos.expires-at"
 
 TIMEOUT_S = 10.0
 _WORKERS = 16
+_ANY_VERSION = "1.41"
+"""Until the engine has said which it speaks."""
 _HEADER = struct.Struct(">BxxxL")
 
 CUT: tuple[type[Exception], ...] = (
@@ -77,18 +80,40 @@ class Engine:
     def __init__(self, url: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.address = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         self.timeout_s = timeout_s
+        self._try_socket()
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
+        # The version is asked for apart from making the client: a constructor that fails half way
+        # would leave its sockets to the garbage collector.
+        given: dict[str, Any] = {"timeout": timeout_s, "version": _ANY_VERSION}
         try:
             with self.asked("reach the engine"):
                 self.client = (
-                    docker.DockerClient(base_url=url, timeout=timeout_s, version="auto")  # type: ignore[arg-type]
-                    if url
-                    else docker.from_env(timeout=timeout_s, version="auto")  # type: ignore[arg-type]
+                    docker.DockerClient(base_url=url, **given) if url else docker.from_env(**given)
                 )
-                self.version = str(self.client.version()["Version"])
         except ControlError as error:
             self._pool.shutdown(wait=False)
             raise LaunchError(str(error)) from error
+        try:
+            with self.asked("reach the engine"):
+                said = self.api.version(api_version=False)
+        except ControlError as error:
+            self.close()
+            raise LaunchError(str(error)) from error
+        self.version = str(said["Version"])
+        self.api._version = str(said["ApiVersion"])
+
+    def _try_socket(self) -> None:
+        """Connect once by ourselves: the docker package leaks the socket of a failed attempt."""
+        if not self.local:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(self.timeout_s)
+            try:
+                probe.connect(self.address.removeprefix("unix://"))
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot reach the Docker engine at {self.address} ({error.strerror}); {REMEDY}"
+                ) from error
 
     @property
     def api(self) -> Any:
