@@ -32,6 +32,8 @@ RUN_LABEL = "diloco-chaos.run"
 CGROUP_PREFIX = "diloco-chaos."
 """Every cgroup of ours is called PREFIX + run id + "." + unit."""
 MANIFEST = "manifest.jsonl"
+_EMPTY_LOOKS = 4
+_LOOK_S = 0.025
 
 
 @dataclass
@@ -129,12 +131,16 @@ def _kill_registered(entries: list[dict[str, Any]], done: Undone) -> None:
 
 
 def _kill_marked(run: str, deadline: float, done: Undone) -> None:
-    """Kill whatever still carries the run id, until there is nothing left that does."""
-    while True:
+    """Kill whatever still carries the run id, until there is nothing left that does.
+
+    A process shows no environment for a moment while it starts, so "nothing" must be seen
+    :data:`_EMPTY_LOOKS` times, some milliseconds apart.
+    """
+    empty = 0
+    while empty < _EMPTY_LOOKS:
         left = processes_of(run)
-        if not left:
-            return
-        if time.monotonic() >= deadline:
+        empty = 0 if left else empty + 1
+        if left and time.monotonic() >= deadline:
             done.problems.append(f"processes {left} are still there")
             return
         for pid in left:
@@ -143,7 +149,7 @@ def _kill_marked(run: str, deadline: float, done: Undone) -> None:
                 os.kill(pid, signal.SIGKILL)
                 if f"process {pid}" not in done.removed:
                     done.removed.append(f"process {pid}")
-        time.sleep(0.01)
+        time.sleep(_LOOK_S)
 
 
 def _remove_cgroups(run: str, entries: list[dict[str, Any]], deadline: float, done: Undone) -> None:
