@@ -135,7 +135,7 @@ class DockerRuntime(ContainerRuntime):
     def _prepare_directories(self) -> None:
         (self._context.directory / "units").mkdir(parents=True, exist_ok=True)
         self._reaper = Reaper(self._context.run, self._context.directory)
-        self._reaper.record(kind="docker")
+        self._reaper.record(kind="docker", url=self._options.engine or None)
         self._reaper.record(kind="remove", path=str(self._work))
         own(self._work, self._context.run)
         cache_dir().mkdir(parents=True, exist_ok=True)
