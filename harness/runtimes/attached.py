@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+import targets
 from faults.base import LinkState, Tuning
 from harness.errors import ControlError, FaultSkipped, LaunchError, SpecError
 from harness.events import HarnessFailed, ProxyChanged, ResidueFound, UnitSpawned
@@ -158,11 +159,22 @@ class AttachedRuntime(ContainerRuntime):
             state = attrs["State"]
             if name in wanted and (not state["Running"] or state["Paused"]):
                 problems.append(f"{name} is {state['Status']}")
+        problems += self._other_params(target)
         if problems:
             raise LaunchError(
-                f"project {self.project.name} is not all running: {'; '.join(problems)}; "
-                f"docker compose -p {self.project.name} up -d"
+                f"cannot attach to project {self.project.name}: {'; '.join(problems)}"
             )
+
+    def _other_params(self, target: Target) -> list[str]:
+        """Where the experiment's idea of the target differs from what runs."""
+        running = targets.load(self.project.target)(self.project.params, self.project.seed)
+        if running.name != target.name:
+            return [f"it runs target {running.name}, not {target.name}"]
+        return [
+            f"{name} is {value} there and {target.params.get(name)} here"
+            for name, value in running.params.items()
+            if target.params.get(name) != value
+        ]
 
     def _find_links(self, target: Target) -> None:
         self._proxy_container = str(self.project.proxy["Id"])
