@@ -28,10 +28,11 @@ def tokens_once(e: Evidence) -> Finding:
     found, unseen = _contributions(e.history)
     found += _double(e.history)
     for row in e.tokens.fragments:
-        if row.trained != row.merged + row.lost + row.in_flight:
+        parts = (row.merged, row.lost, row.in_flight)
+        if row.trained != sum(parts) or min(parts) < 0:
             found.append((f"fragment {row.fragment}: tokens do not add up: {row}", ()))
-    parts = sum(len(m.event.contributions) for m in e.history.merges)
-    good = f"{parts} contributions in {len(e.history.merges)} merges; no step counted twice"
+    count = sum(len(m.event.contributions) for m in e.history.merges)
+    good = f"{count} contributions in {len(e.history.merges)} merges; no step counted twice"
     if unseen:
         good += f"; {unseen} reach back before the journal and were compared by range only"
     return verdict_of(found, holds(good, e.history.merges[-1].line))

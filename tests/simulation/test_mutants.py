@@ -1,0 +1,84 @@
+"""Every planted bug is caught by a check that is named beforehand, and none without a bug."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.fuzz.campaign import complaint
+from harness.fuzz.draw import draw
+from reports.violations import Violation, judge
+from tests.mutants import MUTANTS, Mutant
+from tests.simulation.audit import audited
+from tests.simulation.helpers import fault
+
+AT_LEAST = 25
+
+EXTRA: dict[str, list[Any]] = {
+    "kill": [fault("kill", "learner-0", 6), fault("kill", "learner-0", 16)],
+    "syncer-kill": [fault("kill", "syncer", 8), fault("kill", "syncer", 18)],
+    "syncer-crash": [fault("crash_loop", "syncer", 5, times=12, every_s=1.9)],
+    "partition": [fault("partition", "learner-0", 5, 14)],
+    "overlap": [fault("partition", "learner-0", 5, 14), fault("partition", "learner-0", 7, 3)],
+    "pause": [fault("pause", "learner-0", 6, 7)],
+    "double-kill": [fault("kill", "learner-0", 9), fault("kill", "learner-0", 9.02)],
+    "corrupt_update": [fault("corrupt_update", "learner-0", 4, 20)],
+}
+"""What ``Mutant.must`` adds to a drawn experiment; ``slow-disk`` makes durable writes slow."""
+
+
+def experiment(mutant: Mutant, seed: int) -> dict[str, Any]:
+    """The drawn experiment, with what the mutant needs to show itself."""
+    table = draw(seed)
+    table["target"]["params"]["trainer"] = mutant.trainer
+    for name in mutant.must:
+        table["fault"] += EXTRA.get(name, [])
+    if "slow-disk" in mutant.must:
+        table["runtime_options"]["fsync_ms"] = [40.0, 80.0]
+    return table
+
+
+def hunt(mutant: Mutant, patch: pytest.MonkeyPatch) -> tuple[int, list[Violation]]:
+    """(seeds that were needed, what the last one showed)."""
+    twice = "determinism" in mutant.checks
+    for seed in range(mutant.seeds):
+        seen: list[Violation] = []
+
+        def look(ran: Any, seen: list[Violation] = seen) -> list[Violation]:
+            seen += judge(ran)
+            return seen
+
+        with audited(patch) as audit:
+            first = complaint(experiment(mutant, seed), seed, look, audit=twice)
+        if first is not None and not seen:
+            seen.append(Violation(*first))
+        if seen or audit:
+            return seed + 1, [*seen, *audit]
+    return mutant.seeds, []
+
+
+def test_there_are_enough_mutants() -> None:
+    assert len(MUTANTS) >= AT_LEAST
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch, record_property: pytest.FixtureRequest
+) -> None:
+    mutant = MUTANTS[name]
+    with monkeypatch.context() as patch:
+        mutant.plant(patch)
+        seeds, found = hunt(mutant, monkeypatch)
+    names = {v.check for v in found}
+    assert names & mutant.checks, f"{mutant.bug}: after {seeds} seeds {found[:5]}"
+
+
+@pytest.mark.parametrize("name", sorted({m.must for m in MUTANTS.values()}))
+def test_the_same_experiments_are_clean_without_a_bug(
+    name: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trainer in ("scripted", "quadratic"):
+        sound = Mutant("none", "no bug", frozenset(), lambda patch: None, trainer, 6, name)
+        seeds, found = hunt(sound, monkeypatch)
+        assert found == [], f"seed {seeds - 1}"
