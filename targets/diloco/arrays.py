@@ -36,6 +36,10 @@ Norms = NDArray[np.float64]
 Rule = Literal["avg", "rda"]
 Backend = Literal["numpy", "numba"]
 
+NORM_MAX = 1e18
+"""A delta this long in one tensor is no update: its squares would leave float32's range, and a
+sound one is many orders of magnitude shorter."""
+
 NUMBA_ELEMENTS_MIN = 1 << 17
 """Below this a fragment merges in about a millisecond without numba, whose import and first call
 take far longer than all merges of a short run together."""
@@ -204,10 +208,16 @@ def backend(elements_max: int) -> Backend:
     return "numpy" if asked == "numpy" else "numba"
 
 
-def merger(which: Backend) -> Merger:
-    """The implementation called ``which``; imports numba only for ``numba``."""
+def merger(which: Backend, cache_dir: str = "") -> Merger:
+    """The implementation called ``which``; imports numba only for ``numba``, and then compiles.
+
+    Compiled code is kept in ``cache_dir`` unless ``NUMBA_CACHE_DIR`` says otherwise; empty: beside
+    the source. Raises ``ImportError`` when numba is wanted and not there.
+    """
     if which == "numpy":
         return merge_slow
+    if cache_dir:  # must be set before the import
+        os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(cache_dir, "numba"))
     try:
         from targets.diloco import kernels
     except ImportError as error:
@@ -215,4 +225,5 @@ def merger(which: Backend) -> Merger:
             f"merging large fragments needs numba, which cannot be imported ({error}); "
             f"install numba, or set {BACKEND_VARIABLE}=numpy to merge slowly without it"
         ) from error
+    kernels.warm()
     return kernels.merge

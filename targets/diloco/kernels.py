@@ -6,12 +6,16 @@
 
 Chunks have at most 32,768 elements and never cross a tensor. A chunk is worked on by one thread
 and the chunks' partial sums are added in chunk order, so the result is the same to the bit for
-any number of threads. Kernels slice first and index the slice: indexing ``x[lo + i]`` did not
-vectorize (146 ms against 23 ms in our measurements).
+any number of threads. Within a chunk, float32 sums of at most 2,048 squares are added in float64:
+the squares of one block must stay below the largest float32, which deltas of up to
+``arrays.NORM_MAX`` do.
 
-Fragments go in as tuples of ``LANES`` arrays, because a tuple's length is part of a compiled
-kernel's type: with one length there is one compilation, not one per number of contributors. More
-contributors take more rounds of passes 1 and 2.
+The first two passes take eight learners at a time, written out by hand, so that ``prev`` is
+loaded once for all of them and every sum has a register: that reads at the memory's speed, where
+a loop over learners took twice as long. Kernels slice first and index the slice; indexing
+``x[lo + i]`` did not vectorize. Fewer than eight are filled up with ``prev`` itself, whose delta
+is zero; more take more rounds. One shape of arguments means one compilation, not one for every
+number of contributors.
 
 Compiled code is cached beside this file, or in ``NUMBA_CACHE_DIR``.
 """
@@ -28,6 +32,7 @@ from numpy.typing import NDArray
 from targets.diloco.arrays import Flat, Merged, Outer, Rule, check, coefficients
 
 CHUNK = 32_768
+BLOCK = 2_048
 LANES = 8
 
 # Reassociation lets the compiler vectorize the sums. NaN and infinity keep their meaning
@@ -36,39 +41,72 @@ _MATH = {"reassoc", "contract", "nsz"}
 
 
 @numba.njit(parallel=True, cache=True, nogil=True, fastmath=_MATH)  # type: ignore[untyped-decorator]
-def _norms(prev: Any, thetas: Any, count: Any, los: Any, his: Any, out: Any) -> None:
-    """out[chunk, m] = sum of squares of prev - thetas[m], for m < count."""
+def _norms(prev: Any, thetas: Any, los: Any, his: Any, out: Any) -> None:
+    """out[chunk, m] = sum of squares of prev - thetas[m]."""
+    t0, t1, t2, t3, t4, t5, t6, t7 = thetas
     for c in numba.prange(los.size):
-        p = prev[los[c] : his[c]]
-        for m in range(count):
-            x = thetas[m][los[c] : his[c]]
-            total = 0.0
-            for i in range(x.size):
-                d = np.float64(p[i] - x[i])
-                total += d * d
-            out[c, m] = total
+        sums = out[c]
+        for lo in range(los[c], his[c], BLOCK):
+            hi = min(lo + BLOCK, his[c])
+            p = prev[lo:hi]
+            x0, x1, x2, x3 = t0[lo:hi], t1[lo:hi], t2[lo:hi], t3[lo:hi]
+            x4, x5, x6, x7 = t4[lo:hi], t5[lo:hi], t6[lo:hi], t7[lo:hi]
+            zero = np.float32(0.0)
+            s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+            for i in range(p.size):
+                d = p[i] - x0[i]
+                s0 += d * d
+                d = p[i] - x1[i]
+                s1 += d * d
+                d = p[i] - x2[i]
+                s2 += d * d
+                d = p[i] - x3[i]
+                s3 += d * d
+                d = p[i] - x4[i]
+                s4 += d * d
+                d = p[i] - x5[i]
+                s5 += d * d
+                d = p[i] - x6[i]
+                s6 += d * d
+                d = p[i] - x7[i]
+                s7 += d * d
+            sums[0] += s0
+            sums[1] += s1
+            sums[2] += s2
+            sums[3] += s3
+            sums[4] += s4
+            sums[5] += s5
+            sums[6] += s6
+            sums[7] += s7
 
 
 @numba.njit(parallel=True, cache=True, nogil=True, fastmath=_MATH)  # type: ignore[untyped-decorator]
 def _direction(
-    prev: Any, thetas: Any, count: Any, a: Any, los: Any, his: Any, first: Any, u: Any, out: Any
+    prev: Any, thetas: Any, a: Any, los: Any, his: Any, first: Any, u: Any, out: Any
 ) -> None:
     """u (+)= sum of a[chunk, m] * (prev - thetas[m]); out[chunk] = sum of squares of u."""
+    t0, t1, t2, t3, t4, t5, t6, t7 = thetas
     for c in numba.prange(los.size):
-        p = prev[los[c] : his[c]]
-        y = u[los[c] : his[c]]
-        if first:
-            for i in range(y.size):
-                y[i] = np.float32(0.0)
-        for m in range(count):
-            x = thetas[m][los[c] : his[c]]
-            k = a[c, m]
-            for i in range(x.size):
-                y[i] += k * (p[i] - x[i])
-        total = 0.0
-        for i in range(y.size):
-            d = np.float64(y[i])
-            total += d * d
+        a0, a1, a2, a3 = a[c, 0], a[c, 1], a[c, 2], a[c, 3]
+        a4, a5, a6, a7 = a[c, 4], a[c, 5], a[c, 6], a[c, 7]
+        total = np.float64(0.0)
+        for lo in range(los[c], his[c], BLOCK):
+            hi = min(lo + BLOCK, his[c])
+            p, y = prev[lo:hi], u[lo:hi]
+            x0, x1, x2, x3 = t0[lo:hi], t1[lo:hi], t2[lo:hi], t3[lo:hi]
+            x4, x5, x6, x7 = t4[lo:hi], t5[lo:hi], t6[lo:hi], t7[lo:hi]
+            if first:
+                for i in range(y.size):
+                    y[i] = np.float32(0.0)
+            part = np.float32(0.0)
+            for i in range(p.size):
+                v = p[i]
+                low = a0 * (v - x0[i]) + a1 * (v - x1[i]) + a2 * (v - x2[i]) + a3 * (v - x3[i])
+                high = a4 * (v - x4[i]) + a5 * (v - x5[i]) + a6 * (v - x6[i]) + a7 * (v - x7[i])
+                d = y[i] + (low + high)
+                y[i] = d
+                part += d * d
+            total += np.float64(part)
         out[c] = total
 
 
@@ -111,22 +149,23 @@ def merge(
     check(prev, thetas, weights, sizes, rules)
     theta_out, buf_out = out or (np.empty_like(prev), np.empty_like(buf))
     los, his, starts, tensor_of = chunks(tuple(sizes))
-    views = [_read_only(theta) for theta in thetas]
     before, momentum = _read_only(prev), _read_only(buf)
+    rounds = _rounds([_read_only(theta) for theta in thetas], before)
 
-    squares = np.zeros((los.size, len(views)))
-    for first, group, count in _rounds(views):
-        part = np.zeros((los.size, LANES))
-        _norms(before, group, count, los, his, part)
-        squares[:, first : first + count] = part[:, :count]
-    norms = np.sqrt(np.add.reduceat(squares, starts, axis=0)).T
+    squares = np.zeros((los.size, LANES * len(rounds)))
+    for first, group in rounds:
+        sums = np.zeros((los.size, LANES))  # contiguous, as the kernel was compiled for
+        _norms(before, group, los, his, sums)
+        squares[:, first : first + LANES] = sums
+    norms = np.sqrt(np.add.reduceat(squares[:, : len(thetas)], starts, axis=0)).T
 
     a, radius = coefficients(norms, weights, rules)
+    k = np.zeros((los.size, squares.shape[1]), dtype=np.float32)
+    k[:, : len(thetas)] = a[:, tensor_of].T
     u, lengths = theta_out, np.zeros(los.size)  # u lives where the result will be
-    for first, group, count in _rounds(views):
-        k = np.zeros((los.size, LANES), dtype=np.float32)
-        k[:, :count] = a[first : first + count, tensor_of].T
-        _direction(before, group, count, k, los, his, first == 0, u, lengths)
+    for first, group in rounds:
+        lanes = np.ascontiguousarray(k[:, first : first + LANES])
+        _direction(before, group, lanes, los, his, first == 0, u, lengths)
     scale = _stretch(np.sqrt(np.add.reduceat(lengths, starts)), radius)
 
     sound = np.zeros(los.size)
@@ -135,6 +174,12 @@ def merge(
         np.float32(outer.lr), np.float32(outer.momentum), los, his, theta_out, buf_out, sound,
     )  # fmt: skip
     return Merged(theta_out, buf_out, norms, bool(np.isfinite(sound).all()))
+
+
+def warm() -> None:
+    """Compile the kernels, or load them from the cache, so that the first merge need not."""
+    one = np.zeros(1, dtype=np.float32)
+    merge(one, one, [one], [1.0], [1], ["rda"], Outer())
 
 
 def chunks(
@@ -156,14 +201,10 @@ def chunks(
     return (np.array(los), np.array(his), np.array(starts), np.array(tensor_of))
 
 
-def _rounds(views: list[Flat]) -> list[tuple[int, tuple[Flat, ...], int]]:
-    """(index of the first, LANES arrays, how many of them count) for each round."""
-    rounds = []
-    for first in range(0, len(views), LANES):
-        group = views[first : first + LANES]
-        padding = [group[0]] * (LANES - len(group))  # never looked at
-        rounds.append((first, (*group, *padding), len(group)))
-    return rounds
+def _rounds(thetas: list[Flat], filler: Flat) -> list[tuple[int, tuple[Flat, ...]]]:
+    """(index of the first, LANES arrays) for each round."""
+    filled = thetas + [filler] * (-len(thetas) % LANES)
+    return [(i, tuple(filled[i : i + LANES])) for i in range(0, len(filled), LANES)]
 
 
 def _stretch(lengths: NDArray[np.float64], radius: NDArray[np.float64]) -> NDArray[np.float64]:

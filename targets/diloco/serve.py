@@ -56,7 +56,7 @@ def _syncer(unit: Unit) -> Parts:
     node = Syncer(config.unit, params, learners, layout.digest(config.seed), layout.elements)
     imported_ns = time.monotonic_ns()
     store = disk_store(params, config.seed, Path(config.state_dir))
-    worker = syncer_worker(params, config.seed, store=store)
+    worker = syncer_worker(params, config.seed, store=store, cache_dir=config.cache_dir)
 
     def transport(sink: Any) -> Listener:
         limits = Limits.of_elements(layout.elements)

@@ -47,8 +47,6 @@ from targets.diloco.poison import poisoned
 from targets.diloco.storage import FragmentStore, StateError, Store
 from targets.diloco.trainers.base import Arrays, Layout, Snapshot, Trainer
 
-_LARGEST = float(np.finfo(np.float32).max)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -211,13 +209,15 @@ class SyncerWorker:
         initial: Arrays,
         store: Store | None = None,
         backend: arrays.Backend | None = None,
+        cache_dir: str = "",
         costs: Costs | None = None,
     ) -> None:
         self.layout = layout
         self.costs = costs or Costs()
         self._params = params
         self._outer = Outer(params.outer_lr, params.outer_momentum)
-        self._merge = arrays.merger(backend or arrays.backend(max(layout.elements)))
+        which = backend or arrays.backend(max(layout.elements))
+        self._merge = arrays.merger(which, cache_dir)
         self._store = store
         self._initial = [_flat(fragment) for fragment in layout.split(initial)]
         self._theta = [theta.copy() for theta in self._initial]
@@ -292,12 +292,15 @@ class SyncerWorker:
             bad = [
                 unit
                 for (unit, _), norms in zip(usable.items(), merged.norms, strict=True)
-                if not bool((norms < _LARGEST).all())
+                if not bool((norms < arrays.NORM_MAX).all())
             ]
             if not bad:
                 break
             for unit in bad:
-                refused[unit] = "non-finite: not every element of the update is a finite number"
+                refused[unit] = (
+                    "non-finite: an element is no finite number, or a tensor is "
+                    f"{arrays.NORM_MAX:g} or further from the syncer's"
+                )
                 del usable[unit]
             merged = None
         if merged is None or not merged.finite:
@@ -397,16 +400,18 @@ def syncer_worker(
     *,
     store: Store | None = None,
     memory: dict[tuple[int, int], str] | None = None,
+    cache_dir: str = "",
 ) -> Worker:
     """The syncer's worker, at the initial parameters that every learner will be sent, or at what
-    an earlier life left in ``store`` (see :func:`disk_store`; ``memory`` for ``scripted``)."""
+    an earlier life left in ``store`` (see :func:`disk_store`; ``memory`` for ``scripted``).
+    ``cache_dir`` is for compiled code."""
     layout = layout_of(params)
     if params.trainer == "scripted":
         from targets.diloco.work_scripted import ScriptedSyncer
 
         return ScriptedSyncer(layout, params, memory)
     initial = trainers.load(params.trainer).initial(params, seed)
-    return SyncerWorker(layout, params, initial, store)
+    return SyncerWorker(layout, params, initial, store, cache_dir=cache_dir)
 
 
 def disk_store(params: DilocoParams, seed: int, state_dir: Path) -> Store:

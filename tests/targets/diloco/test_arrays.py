@@ -349,6 +349,16 @@ def test_a_poisoned_input_shows_in_its_norm_and_in_finite(
 
 
 @both
+@each_rule
+def test_the_longest_delta_that_counts_is_measured(merge: arrays.Merger, rule: Rule) -> None:
+    long = np.zeros(5000, np.float32)
+    long[77] = 0.9 * arrays.NORM_MAX
+    result = merge(np.zeros_like(long), long * 0, [long], [1], [5000], [rule], Outer())
+    assert result.norms[0, 0] == pytest.approx(0.9 * arrays.NORM_MAX, rel=1e-6)
+    assert result.finite
+
+
+@both
 def test_an_overflowing_result_is_not_finite(merge: arrays.Merger) -> None:
     prev, big = vector(0, 0), vector(3e38, 0)
     result = merge(prev, big, [prev], [1], [2], ["avg"], Outer(lr=9.0, momentum=1.0))

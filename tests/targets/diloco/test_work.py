@@ -234,6 +234,19 @@ def test_a_poisoned_update_is_left_out_and_named(update: str, kind: str) -> None
     assert result.digest == sound.merge(1, sound.inputs(1, [0, 2])).digest
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_an_absurdly_long_update_is_left_out(backend: Any) -> None:
+    initial = quadratic.initial(PARAMS, SEED)
+    syncer = SyncerWorker(layout_of(PARAMS), PARAMS, initial, backend=backend)
+    far = codec.pack([np.full(syncer.layout.elements[1], 1e19, np.float32)], "f32")
+    near = codec.pack([syncer.theta(1)], "f32")
+    inputs = (MergeInput("learner-0", 1.0, far), MergeInput("learner-1", 1.0, near))
+    result = syncer.run(Merge(1, 1, 1, inputs))
+    assert list(result.poisoned) == ["learner-0"]
+    assert result.poisoned["learner-0"].startswith("non-finite: ")
+    assert result.digest == near.digest
+
+
 def test_a_payload_of_another_layout_is_left_out() -> None:
     cluster = Cluster()
     good, other = cluster.inputs(1, [0])[0], codec.pack([np.zeros(999, np.float32)], "f32")
