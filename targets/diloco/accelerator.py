@@ -48,6 +48,7 @@ class Paced:
     """What became of one step. Instants are on the clock that the pacer was given."""
 
     began_at_ns: int
+    """The end of the step before, when the two are back to back; else when the compute began."""
     ended_at_ns: int
     compute_ns: int
     """What the host needed for it, waits excluded."""
@@ -85,6 +86,10 @@ class Pacer:
         self._tuning = tuning
         self._anchor_ns: int | None = None
         """The deadline of the last step, from which the next one counts."""
+        self._period_ns = 0
+        """Where the running step's time begins: with the end of the one before, when they are
+        back to back, so that taking fragments in between is part of a step and not unexplained."""
+        self._ended_ns = 0
 
     def begin(self) -> int:
         """Call right before a step's compute; the instant at which the step begins.
@@ -96,6 +101,8 @@ class Pacer:
         now_ns = self._now()
         if self._anchor_ns is None or now_ns - self._anchor_ns > self.nominal_ns // 2:
             self._anchor_ns = now_ns
+            self._ended_ns = now_ns
+        self._period_ns = self._ended_ns
         return now_ns
 
     def end(self, began_at_ns: int) -> Paced:
@@ -120,7 +127,8 @@ class Pacer:
         overrun = 0 < self.nominal_ns < compute_ns
         self.steps += 1
         self.overruns += overrun
-        return Paced(began_at_ns, ended_at_ns, compute_ns, overrun, late_ns, not running)
+        self._ended_ns = ended_at_ns
+        return Paced(self._period_ns, ended_at_ns, compute_ns, overrun, late_ns, not running)
 
     def _deadline_ns(self, compute_ns: int, factor: float) -> int:
         assert self._anchor_ns is not None

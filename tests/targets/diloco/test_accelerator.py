@@ -98,6 +98,18 @@ def test_step_factor_stretches_and_heals_with_the_next_step() -> None:
     assert healed.ended_at_ns - healed.began_at_ns == P
 
 
+def test_back_to_back_steps_leave_no_time_unexplained() -> None:
+    bench = Bench(jitter_ns=2 * MS)
+    last = bench.step(10)
+    for work_ms in (0, 3, 7, 49):
+        bench.now_ns += work_ms * MS  # sending a report, taking a fragment
+        paced = bench.step(10)
+        assert paced.began_at_ns == last.ended_at_ns
+        last = paced
+    bench.now_ns += 80 * MS  # idle: blocked on something else, which is not a step
+    assert bench.step(10).began_at_ns == last.ended_at_ns + 80 * MS
+
+
 def test_an_idle_learner_starts_anew() -> None:
     bench = Bench()
     bench.step(10)
