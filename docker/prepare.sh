@@ -48,9 +48,8 @@ start_engine() {
   engine_answers && return
   need dockerd "install the engine (Debian: apt-get install docker.io)"
   [ "$(id -u)" = 0 ] || die "only root can start dockerd; start the engine and run this again"
-  mkdir -p .chaos
   say "starting dockerd (log: $ENGINE_LOG)"
-  setsid dockerd >"$ENGINE_LOG" 2>&1 </dev/null &
+  setsid dockerd >"$ENGINE_LOG" 2>&1 </dev/null 9>&- &
   local pid=$!
   echo "$pid" >"$ENGINE_PID"
   for _ in $(seq 150); do
@@ -188,6 +187,11 @@ done
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 LOG=$(mktemp)
 trap 'rm -f "$LOG"' EXIT
+
+# One at a time: two would fill the same folders.
+mkdir -p .chaos
+exec 9>.chaos/prepare.lock
+if command -v flock >/dev/null; then flock 9; fi
 
 need docker "install the engine (Debian: apt-get install docker.io)"
 if [ "$START" = 1 ]; then start_engine; fi

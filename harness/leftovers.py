@@ -107,6 +107,9 @@ def undo(run: str, manifest: Path, deadline: float) -> Undone:
     _step(done, lambda: _remove_cgroups(run, entries, deadline, done))
     for url in dict.fromkeys(e.get("url") for e in entries if e["kind"] == "docker"):
         _step(done, partial(remove_from_engine, run, url, done))
+    for entry in entries:
+        if entry["kind"] == "attached":
+            _step(done, partial(_heal_project, entry, done))
     _step(done, lambda: _remove_paths(run, entries, done))
     return done
 
@@ -227,6 +230,16 @@ def remove_from_engine(run: str, url: str | None, done: Undone) -> None:
         done.problems += [
             f"{kind.removesuffix('s')} {n} is still there" for n in getattr(left, kind)
         ]
+
+
+def _heal_project(entry: dict[str, Any], done: Undone) -> None:
+    """Heal what an attached run held on a standing project; nothing of it is removed."""
+    from harness.runtimes.attached import heal_left
+
+    problems = heal_left(entry)
+    done.problems += problems
+    if not problems:
+        done.removed.append(f"faults on project {entry.get('project')}")
 
 
 # --- every run of this user ---------------------------------------------------------------------

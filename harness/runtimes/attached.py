@@ -12,102 +12,28 @@ lines: what units printed before is not read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 import targets
 from faults.base import LinkState, Tuning
-from harness.errors import ControlError, FaultSkipped, LaunchError, SpecError
+from harness.errors import ControlError, FaultSkipped, LaunchError
 from harness.events import HarnessFailed, ProxyChanged, ResidueFound, UnitSpawned
+from harness.reaper import Reaper
 from harness.runtimes.base import RunContext
-from harness.runtimes.compose_environment import Described, describe
+from harness.runtimes.compose_project import PROJECT_LABEL, discover
 from harness.runtimes.docker_common import TUNING_FILE, ContainerRuntime
-from harness.runtimes.docker_engine import ROLE_LABEL, Engine, environment
+from harness.runtimes.docker_engine import Engine
 from harness.runtimes.docker_links import ContainerLinks, published
 from harness.runtimes.docker_places import Hands, Place
 from harness.runtimes.docker_watch import LifeWatcher
 from harness.runtimes.linktable import LinkTable
 from targets.base import Target
 
-PROJECT_LABEL = "com.docker.compose.project"
-SERVICE_LABEL = "com.docker.compose.service"
 PROXY_START_S = 5.0
-
-
-@dataclass(frozen=True)
-class Project:
-    """What a standing cluster says about itself."""
-
-    name: str
-    target: str
-    seed: int
-    params: Mapping[str, Any]
-    units: Mapping[str, Described]
-    containers: Mapping[str, dict[str, Any]]
-    """Unit name to what the engine knows of its container."""
-    proxy: dict[str, Any]
-    """What the engine knows of the Toxiproxy container."""
-
-
-def discover(engine: Engine, project: str) -> Project:
-    """Find the units of a compose project; raises :class:`SpecError` naming all that is wrong."""
-    containers = engine.containers({PROJECT_LABEL: project})
-    if not containers:
-        raise SpecError(
-            f"--attach {project}",
-            [
-                f"there is no compose project {project} on the engine at {engine.address}; "
-                f"start it (docker compose -p {project} up -d) or name another"
-            ],
-        )
-    units: dict[str, Described] = {}
-    attrs: dict[str, dict[str, Any]] = {}
-    proxies = []
-    problems: list[str] = []
-    for container in containers:
-        known = container.attrs
-        if (known["Config"]["Labels"] or {}).get(ROLE_LABEL) == "proxy":
-            proxies.append(known)
-        elif "CHAOS_UNIT" in environment(known):
-            _describe(known, units, attrs, problems)
-    problems += _disagreements(project, units)
-    if len(proxies) != 1:
-        problems.append(f"{len(proxies)} containers carry {ROLE_LABEL}=proxy; one is needed")
-    if problems:
-        raise SpecError(f"--attach {project}", problems)
-    first = next(iter(units.values()))
-    return Project(project, first.target, first.seed, first.params, units, attrs, proxies[0])
-
-
-def _describe(
-    known: dict[str, Any],
-    units: dict[str, Described],
-    attrs: dict[str, dict[str, Any]],
-    problems: list[str],
-) -> None:
-    service = known["Config"]["Labels"].get(SERVICE_LABEL, known["Name"])
-    try:
-        described = describe(environment(known))
-    except ValueError as error:
-        problems.append(f"service {service}: {error}")
-        return
-    if described.unit in units:
-        problems.append(f"two containers say that they are {described.unit}")
-    units[described.unit] = described
-    attrs[described.unit] = known
-
-
-def _disagreements(project: str, units: Mapping[str, Described]) -> list[str]:
-    if not units:
-        return [f"no container of project {project} sets CHAOS_UNIT; see docker-compose.yml"]
-    said = {(u.target, u.seed, repr(sorted(u.params.items()))) for u in units.values()}
-    if len(said) > 1:
-        return ["the units do not agree on CHAOS_TARGET, CHAOS_SEED and CHAOS_PARAMS"]
-    return []
 
 
 class AttachedRuntime(ContainerRuntime):
@@ -126,9 +52,9 @@ class AttachedRuntime(ContainerRuntime):
             self._engine.close()
             raise
         self._hands_ = Hands(self._engine)
+        self._reaper: Reaper | None = None
         self._closed = False
         self._left: ResidueFound | None = None
-        self._touched: set[str] = set()
 
     # --- opening ---
 
@@ -147,6 +73,9 @@ class AttachedRuntime(ContainerRuntime):
             )
             for unit in target.units():
                 self._join(unit.name)
+            self._reaper = Reaper(self._context.run, self._context.directory)
+            self._reaper.record(**self._manifest())
+            self._forget_tuning()
         except ControlError as error:
             raise LaunchError(str(error)) from error
 
@@ -223,55 +152,49 @@ class AttachedRuntime(ContainerRuntime):
 
     # --- controls ---
 
-    def apply(self, unit: str, resource: Any, setting: Any) -> str:
-        """As every runtime; remembers what to heal."""
-        self._touched.add(unit)
-        return super().apply(unit, resource, setting)
-
     def _tune(self, place: Place, tuning: Tuning) -> str:
-        path = f"/unit/{place.unit}/{TUNING_FILE}"
-        with place.lock:
-            if not place.running:
-                raise FaultSkipped(f"no process of {place.unit} runs to be tuned from inside")
-            script = 'printf %s "$1" > "$2.new" && mv "$2.new" "$2"'
-            text = msgspec.json.encode(tuning).decode()
-            command = ["sh", "-c", script, "sh", text, path]
-            status, output = self._engine.exec(place.container, command)
-        if status:
-            raise ControlError(f"cannot write {path} in the container of {place.unit}: {output}")
-        return "from inside the container"
+        return tune(self._engine, place, tuning)
+
+    def _forget_tuning(self) -> None:
+        """A killed run may have left its tuning, which nothing shows."""
+        tasks = [partial(self._tune, place, Tuning()) for place in self._places.values()]
+        for error in self._engine.each(tasks):
+            raise LaunchError(str(error)) from error
+
+    def _manifest(self) -> dict[str, Any]:
+        """All that :func:`heal_left` needs, written down before anything is broken."""
+        keys = ("unit", "container", "network", "address", "aliases", "base_share")
+        places = [{k: v for k, v in vars(p).items() if k in keys} for p in self._places.values()]
+        return {
+            "kind": "attached",
+            "url": self._context.options.get("engine"),
+            "project": self.project.name,
+            "places": places,
+            "proxy": self._links.address,
+        }
 
     # --- closing ---
 
     def close(self) -> None:
-        """Heal everything that this run held. The project goes on."""
+        """Heal whatever may be held on the project. It goes on, and nothing of it is removed."""
         if self._closed:
             return
         self._closed = self._closing = True
         self._hands.cancel()
         if self._watcher is not None:
             self._watcher.close()
-        for name in sorted(self._touched):
-            self._heal(self._places[name])
+        failures = heal(self._engine, self._hands, list(self._places.values()), self._links_)
+        for error in failures:
+            self._failed("healing", error)
         for follower in self._followers.values():
             follower.close(drain_s=0.1)
         self._left = self._look(self.clock.now_ns())
         self._engine.close()
+        if self._reaper is not None:
+            self._reaper.done()
 
-    def _heal(self, place: Place) -> None:
-        acts: list[Callable[[], Any]] = [
-            lambda: self._hands.heal(place),
-            lambda: self._set_links(place.unit, LinkState()),
-            lambda: self._tune(place, Tuning()),
-        ]
-        for act in acts:
-            try:
-                with suppress(FaultSkipped):
-                    act()
-            except ControlError as error:
-                self._queue.put(
-                    HarnessFailed(t_ns=self.clock.now_ns(), where="healing", why=str(error))
-                )
+    def _failed(self, where: str, error: Exception) -> None:
+        self._queue.put(HarnessFailed(t_ns=self.clock.now_ns(), where=where, why=str(error)))
 
     def residue(self, t_ns: int) -> ResidueFound:
         """What is still held on the project: units by what is wrong with them, and toxics."""
@@ -287,7 +210,7 @@ class AttachedRuntime(ContainerRuntime):
             if self._links_ is not None:
                 toxics = self._links_.toxics()
         except ControlError as error:
-            self._queue.put(HarnessFailed(t_ns=t_ns, where="residue", why=str(error)))
+            self._failed("residue", error)
         return ResidueFound(t_ns=t_ns, containers=tuple(broken), toxics=tuple(toxics))
 
     def _wrong(self, place: Place) -> list[str]:
@@ -297,9 +220,55 @@ class AttachedRuntime(ContainerRuntime):
         found = ["is frozen"] if attrs["State"]["Paused"] else []
         if place.network and place.network not in attrs["NetworkSettings"]["Networks"]:
             found.append("is off its network")
-        if attrs["HostConfig"]["CpuQuota"] > 0:
-            found.append("has a CPU quota")
+        if _share(attrs) != place.base_share:
+            found.append("has another CPU quota than before")
         return found
+
+
+def tune(engine: Engine, place: Place, tuning: Tuning) -> str:
+    """Write the tuning from inside the container; raises ``FaultSkipped`` when none runs."""
+    path = f"/unit/{place.unit}/{TUNING_FILE}"
+    with place.lock:
+        if not place.running:
+            raise FaultSkipped(f"no process of {place.unit} runs to be tuned from inside")
+        # The folder is the unit's own to make; one that only begins has not done so yet.
+        script = 'mkdir -p "${2%/*}" && printf %s "$1" > "$2.new" && mv "$2.new" "$2"'
+        text = msgspec.json.encode(tuning).decode()
+        status, output = engine.exec(place.container, ["sh", "-c", script, "sh", text, path])
+    if status:
+        raise ControlError(f"cannot write {path} in the container of {place.unit}: {output}")
+    return "from inside the container"
+
+
+def heal(
+    engine: Engine, hands: Hands, places: Sequence[Place], links: ContainerLinks | None
+) -> list[Exception]:
+    """Bring everything of a project to health, whatever it was; returns what failed."""
+    failures = engine.each(partial(hands.heal, place) for place in places)
+    failures += engine.each(partial(tune, engine, place, Tuning()) for place in places)
+    for name in links.known() if links is not None else ():
+        try:
+            assert links is not None
+            links.set_state(name, LinkState())
+        except ControlError as error:
+            failures.append(error)
+    return [error for error in failures if not isinstance(error, FaultSkipped)]
+
+
+def heal_left(entry: Mapping[str, Any]) -> list[str]:
+    """Heal what a killed run left on a project, from its manifest; returns what failed."""
+    engine = Engine(entry.get("url"))
+    try:
+        places = [
+            Place(**{**p, "aliases": tuple(p["aliases"])}, running=True, burst=False)
+            for p in entry["places"]
+        ]
+        host, _, port = str(entry["proxy"]).rpartition(":")
+        links = ContainerLinks(host, int(port))
+        links.adopt()
+        return [str(error) for error in heal(engine, Hands(engine), places, links)]
+    finally:
+        engine.close()
 
 
 def _place(unit: str, attrs: dict[str, Any]) -> Place:
@@ -309,4 +278,18 @@ def _place(unit: str, attrs: dict[str, Any]) -> Place:
     fixed = (endpoint.get("IPAMConfig") or {}).get("IPv4Address", "")
     own = attrs["Id"][:12]
     aliases = tuple(a for a in endpoint.get("Aliases") or () if a != own)
-    return Place(unit, str(attrs["Id"]), network=name, address=fixed, aliases=aliases)
+    return Place(
+        unit,
+        str(attrs["Id"]),
+        network=name,
+        address=fixed,
+        aliases=aliases,
+        base_share=_share(attrs),
+        burst=False,
+    )
+
+
+def _share(attrs: dict[str, Any]) -> float | None:
+    """The CPUs that a container may use by its present quota; None for all."""
+    limit, period = attrs["HostConfig"]["CpuQuota"], attrs["HostConfig"]["CpuPeriod"]
+    return limit / (period or 100_000) if limit > 0 else None

@@ -47,6 +47,10 @@ class ContainerLinks(Links):
                 left.append(name)
         return tuple(sorted(left))
 
+    def known(self) -> tuple[str, ...]:
+        """Names of the links that were created or adopted here."""
+        return tuple(self._known)
+
     def wait(self, seconds: float, alive: Callable[[], bool]) -> str:
         """The server's version, once it answers; raises :class:`ControlError` at the deadline
         or as soon as ``alive`` says that there is nothing left to wait for."""

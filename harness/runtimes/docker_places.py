@@ -42,7 +42,9 @@ class Place:
     """The fixed address in ``network``; empty when the engine chooses."""
     aliases: tuple[str, ...] = ()
     base_share: float | None = None
-    """CPUs that the unit may use once it is ready; None for all."""
+    """CPUs that the unit may use when no fault says less; None for all."""
+    burst: bool = True
+    """Whether the base share waits until the unit is ready: a restart is quick then."""
     running: bool = False
     ready: bool = False
     pid: int = 0
@@ -137,9 +139,9 @@ class Hands:
     def set_quota(self, place: Place) -> str:
         """Bring the quota to the smallest of what holds now: a fault's share, the base share.
 
-        The base share waits until the unit is ready: imports and compilation run unlimited.
+        With ``burst`` imports and compilation run without the base share.
         """
-        shares = [place.share, place.base_share if place.ready else None]
+        shares = [place.share, place.base_share if place.ready or not place.burst else None]
         limits = [share for share in shares if share is not None]
         values = quota(min(limits) if limits else None)
         with self._engine.asked(f"set the CPU quota of {place.unit}"):
@@ -184,16 +186,15 @@ class Hands:
         """A life ended: the next one starts without the base limit."""
         with place.lock:
             was_ready, place.ready = place.ready, False
-            if was_ready and place.base_share is not None:
+            if place.burst and was_ready and place.base_share is not None:
                 self.set_quota(place)
 
     def heal(self, place: Place) -> None:
-        """Release everything that is held on the place."""
+        """Release everything that may be held on the place, by whomever."""
         with place.lock:
             self.freeze(place, False)
-            if place.share is not None:
-                self.limit(place, None)
-            if not place.attached:
+            self.limit(place, None)
+            if place.network:
                 self.attach(place, True)
 
     # --- steps ---

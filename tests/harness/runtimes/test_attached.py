@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +26,9 @@ from harness.events import (
     UnitSpawned,
     UnitStarted,
 )
-from harness.runtimes.attached import PROJECT_LABEL, AttachedRuntime, discover
+from harness.runtimes.attached import AttachedRuntime
 from harness.runtimes.base import RunContext, opened
+from harness.runtimes.compose_project import PROJECT_LABEL, discover
 from harness.runtimes.docker_engine import Engine
 from harness.runtimes.docker_image import ROOT
 from targets.base import Target
@@ -37,7 +40,7 @@ PARAMS = "learners=4 quorum=1 fragments=2 sync_every=2 trainer=scripted step_tim
 
 
 @pytest.fixture(scope="session")
-def compose(docker_engine: str) -> list[str]:
+def compose() -> list[str]:
     """The command of whichever compose there is."""
     if shutil.which("docker-compose"):
         return ["docker-compose"]
@@ -77,6 +80,11 @@ def project(compose: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
             check=False,
         )
     assert down.returncode == 0, down.stderr
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -153,21 +161,57 @@ def test_faults_hit_heal_and_leave_the_cluster_training(
     assert_clean(again)
 
 
-def test_what_a_killed_run_left_is_healed_first(project: str, tmp_path: Path) -> None:
-    killed = AttachedRuntime(RunContext("killed", 1, tmp_path / "1"), project)
-    target = target_of(killed)
-    killed.open(target)
-    killed.apply("learner-1", "link", LinkState(silent_up=True, silent_down=True))
-    killed._touched.clear()  # it never gets to heal
-    killed.close()
-    assert killed.residue(0).toxics
+KILLED = """
+import os, sys, pathlib
+import targets
+from faults.base import LinkState, Tuning
+from harness.runtimes.attached import AttachedRuntime
+from harness.runtimes.base import RunContext
+
+runtime = AttachedRuntime(RunContext("killed", 1, pathlib.Path(sys.argv[2])), sys.argv[1])
+found = runtime.project
+runtime.open(targets.load(found.target)(found.params, found.seed))
+runtime.apply("learner-0", "tuning", Tuning(hang=True))
+runtime.apply("learner-1", "link", LinkState(silent_up=True, silent_down=True))
+runtime.apply("learner-2", "network", False)
+runtime.apply("learner-3", "cpu_share", 0.3)
+runtime.apply("learner-3", "frozen", True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_run_held_is_healed_by_its_reaper(project: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed = subprocess.run([sys.executable, "-c", KILLED, project, str(folder)], cwd=ROOT)
+    assert killed.returncode == -9
+    deadline = time.monotonic() + 60
+    while b'"reaped"' not in (folder / "manifest.jsonl").read_bytes():
+        assert time.monotonic() < deadline, (folder / "reaper.log").read_text()
+        time.sleep(0.05)
     after = AttachedRuntime(RunContext("after", 1, tmp_path / "2"), project)
-    with opened(after, target):
+    with opened(after, target_of(after)):
         watch = Watch(after)
-        healed = watch.until(ProxyChanged)
-        assert "learner-1-to-syncer was broken" in healed.what
-        watch.until(LinkUp, lambda e: e.unit == "learner-1")
+        for unit in ("learner-0", "learner-1", "learner-2", "learner-3"):
+            watch.steps(unit)
+        assert not [e for e in watch.seen if isinstance(e, ProxyChanged)]
     assert after.residue(0) == ResidueFound(t_ns=0)
+
+
+def test_what_nobody_healed_is_healed_on_attaching(project: str, tmp_path: Path) -> None:
+    """As when the machine of the run went down together with its reaper."""
+    first = AttachedRuntime(RunContext("first", 1, tmp_path / "1"), project)
+    target = target_of(first)
+    first.open(target)
+    first.apply("learner-1", "link", LinkState(silent_up=True, silent_down=True))
+    first._links.known = lambda: ()  # type: ignore[method-assign]  # closing forgets the links
+    first.close()
+    assert first.residue(0).toxics
+    second = AttachedRuntime(RunContext("second", 1, tmp_path / "2"), project)
+    with opened(second, target):
+        watch = Watch(second)
+        assert "learner-1-to-syncer was broken" in watch.until(ProxyChanged).what
+        watch.until(LinkUp, lambda e: e.unit == "learner-1")
+    assert second.residue(0) == ResidueFound(t_ns=0)
 
 
 def test_another_target_than_the_running_one_is_refused(attached: AttachedRuntime) -> None:
@@ -179,7 +223,7 @@ def test_another_target_than_the_running_one_is_refused(attached: AttachedRuntim
         attached.open(slower)
 
 
-def test_no_such_project(docker_engine: str) -> None:
+def test_no_such_project() -> None:
     engine = Engine(timeout_s=20)
     try:
         with pytest.raises(SpecError, match="no compose project nobody-has-this"):

@@ -39,7 +39,7 @@ Make = Callable[..., DockerRuntime]
 
 
 @pytest.fixture
-def make(docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("DILOCO_CHAOS_CACHE", str(tmp_path / "cache"))
     count = iter(range(100))
@@ -53,7 +53,7 @@ def make(docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def engine(docker_engine: str) -> Iterator[Engine]:
+def engine() -> Iterator[Engine]:
     made = Engine(timeout_s=20)
     yield made
     made.close()
