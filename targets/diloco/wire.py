@@ -259,15 +259,16 @@ class Decoder:
             outer = pb.Frame.FromString(frame)
         except DecodeError as error:
             raise FrameRefused("malformed", f"not a frame: {error}") from None
-        if outer.checksum != _checksum(outer.header, outer.chunk):
+        head, chunk = outer.header, outer.chunk  # each access copies
+        if outer.checksum != _checksum(head, chunk):
             self._drop_assembly()
             raise FrameRefused("checksum", f"frame of {len(frame)} bytes is damaged")
         try:
-            header = pb.Header.FromString(outer.header)
+            header = pb.Header.FromString(head)
         except DecodeError as error:
             raise FrameRefused("malformed", f"not a header: {error}") from None
         self._check_origin(header)
-        return header, outer.chunk
+        return header, chunk
 
     def _check_origin(self, header: Any) -> None:
         if header.format != FORMAT:
