@@ -395,6 +395,10 @@ def _live(config: UnitConfig, lines: EventLines, build: Build) -> int:
 
     def wait_for_signals() -> None:
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        # Also when a full pipe or a slow disk holds the driver's lock.
+        last_resort = threading.Timer(STOP_GRACE_S + 0.5, os._exit, (0,))
+        last_resort.daemon = True
+        last_resort.start()
         if holder:
             holder[0].ask_to_stop()
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from harness.events import (
     UnitStarted,
     UpdateRefused,
 )
+from targets.diloco.transport import DETECTION_BOUND_S
 from tests.targets.diloco.cluster import Cluster, cluster
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -106,7 +109,11 @@ def test_learners_outlive_a_syncer_that_restarts_where_it_was(tmp_path: Path) ->
             gaps = [b - a for a, b in pairwise(versions)]
             assert set(gaps) <= {1, 2}
         for learner in units.learners():
-            units.until("back", lambda unit=learner: len(units.events(unit, LinkUp)) == 2)
+
+            def linked_twice(unit: str = learner) -> bool:
+                return len(units.events(unit, LinkUp)) == 2
+
+            units.until("back", linked_twice)
             assert len(units.events(learner, UnitStarted)) == 1
 
 
@@ -161,6 +168,35 @@ def test_a_hanging_learner_keeps_its_link_and_goes_on_afterwards(tmp_path: Path)
         steps = len(units.events("learner-0", Step))
         units.tune("learner-0", Tuning())
         units.until("it goes on", lambda: len(units.events("learner-0", Step)) > steps + 3)
+
+
+def test_a_frozen_unit_is_noticed_and_taken_back(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Its kernel goes on acknowledging, so only unanswered heartbeats and pings tell."""
+    with cluster(tmp_path) as units:
+        units.until("merges", lambda: merges(units, 1))
+        for victim, witness in (("learner-1", "syncer"), ("syncer", "learner-0")):
+            frozen_ns = time.monotonic_ns()
+            units.processes[victim].send_signal(signal.SIGSTOP)
+
+            def noticed(victim: str = victim, witness: str = witness) -> list[LinkDown]:
+                return [e for e in units.events(witness, LinkDown) if e.peer == victim]
+
+            units.until("noticed", noticed, 2 * DETECTION_BOUND_S)
+            seconds = (noticed()[0].t_ns - frozen_ns) / 1e9
+            record_property(f"{witness}_noticed_{victim}_s", round(seconds, 3))
+            units.processes[victim].send_signal(signal.SIGCONT)
+            thawed_ns = time.monotonic_ns()
+
+            def back(thawed_ns: int = thawed_ns) -> bool:
+                """Whether every learner was merged since; nobody needed a new life."""
+                late = [m for m in units.events("syncer", Merged) if m.t_ns > thawed_ns]
+                return {c.unit for m in late for c in m.contributions} == set(units.learners())
+
+            units.until("merged again", back)
+        for unit in ("syncer", *units.learners()):
+            assert len(units.events(unit, UnitStarted)) == 1
 
 
 def test_a_straggler_takes_longer_by_its_factor(tmp_path: Path) -> None:
