@@ -167,6 +167,8 @@ class Cluster:
         unit.node = self._target.node(unit.name)
         unit.worker = self._target.worker(unit.name)
         self._tell_worker(unit)
+        if unit.tuning.update:
+            self._tamper(unit)
         if hasattr(unit.node, "traffic"):
             unit.node.traffic = self._traffic(unit)
         life = unit.life
@@ -258,6 +260,8 @@ class Cluster:
         unit = self._unit(name)
         unit.tuning = tuning
         self._tell_worker(unit)
+        if tuning.update and unit.outlet is None:
+            self._tamper(unit)
         if not tuning.hang:
             for lane_name, lane in unit.lanes.items():
                 if lane.jobs and lane.ends_ns is None:
@@ -324,6 +328,9 @@ class Cluster:
             effect = effects[index]
             kind = type(effect)
             if kind is Send:
+                if unit.outlet is not None:
+                    unit.outlet.send(effect.peer, effect.message)
+                    continue
                 end = unit.peers.get(effect.peer)
                 if end is not None:
                     end[0].send(end[1], effect.message, now)
@@ -419,6 +426,12 @@ class Cluster:
         if unit.worker is not None and hasattr(unit.worker, "tuning"):
             unit.worker.tuning = unit.tuning
 
+    def _tamper(self, unit: SimUnit) -> None:
+        """From now on the target sees what the unit sends, and may change it."""
+        tampered = getattr(self._target, "tampered", None)
+        if tampered is not None and unit.node is not None:
+            unit.outlet = tampered(_Outlet(unit, self._loop), lambda: unit.tuning)
+
     def _enqueue(self, unit: SimUnit, name: str, job: Any, now: int) -> None:
         lane = unit.lanes.get(name)
         if lane is None:
@@ -486,6 +499,32 @@ class Cluster:
     def _draw(self, unit: SimUnit, range_ms: tuple[float, float]) -> int:
         low, high = range_ms
         return round((low + (high - low) * unit.random.random()) * 1e6)
+
+
+class _Outlet:
+    """The way to a unit's links, as the transport of a real unit has it (``targets.live``)."""
+
+    def __init__(self, unit: SimUnit, loop: Loop) -> None:
+        self._unit = unit
+        self._loop = loop
+
+    def start(self) -> None:
+        """Links dial by themselves."""
+
+    def send(self, peer: str, message: Any) -> None:
+        """Hand ``message`` to the link to ``peer``; dropped when there is none."""
+        end = self._unit.peers.get(peer)
+        if end is not None:
+            end[0].send(end[1], message, self._loop.now_ns())
+
+    def disconnect(self, peer: str, why: str) -> None:
+        """Give the link to ``peer`` up."""
+        end = self._unit.peers.get(peer)
+        if end is not None:
+            end[0].give_up(end[1], why)
+
+    def close(self) -> None:
+        """Links end with the process."""
 
 
 def _skew(options: SimOptions, unit: str) -> Skew | None:

@@ -81,6 +81,7 @@ class SimUnit:
         "links",
         "name",
         "node",
+        "outlet",
         "peers",
         "random",
         "skew",
@@ -117,6 +118,8 @@ class SimUnit:
         self.node: Node | None = None
         """Set once imports and compilation are done."""
         self.worker: Worker | None = None
+        self.outlet: Any = None
+        """What sends in place of the links, once the unit's updates are tampered with."""
         self.incarnation = 0
         self.lanes: dict[str, Lane] = {}
         self.inbox: deque[tuple[Callable[[int, Any], None], Any]] = deque()

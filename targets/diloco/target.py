@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from faults.base import Tuning
 from harness.errors import SpecError
 from harness.events import AnyEvent, Merged, UnitInfo
 from targets import parameters
@@ -15,6 +16,7 @@ from targets.diloco.params import DilocoParams
 from targets.diloco.storage import MemoryStore
 from targets.diloco.trainers.base import Layout
 from targets.diloco.work import learner_worker, syncer_worker
+from targets.live import Transport
 
 SYNCER = "syncer"
 
@@ -121,6 +123,12 @@ class DilocoTarget:
     @cached_property
     def _lives(self) -> dict[str, int]:
         return {}
+
+    def tampered(self, transport: Transport, tuning: Callable[[], Tuning]) -> Transport:
+        """``transport`` as a simulated unit uses it whose updates are tampered with."""
+        from targets.diloco.tamper import TamperedTransport
+
+        return TamperedTransport(transport, tuning)
 
     def module(self) -> str:
         """What a real unit runs."""

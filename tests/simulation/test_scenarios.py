@@ -18,6 +18,7 @@ from harness.events import (
     Step,
     UnitExited,
     UnitStarted,
+    UpdateRefused,
     Waited,
 )
 from tests.simulation.helpers import Story, experiment, fault
@@ -44,6 +45,8 @@ ALL: dict[str, Any] = {
     "cut": fault("cut", "learner-1", 5, 6, after_bytes=20_000),
     "flap": fault("flap", "learner-1", 5, 8, down_s=1.0, up_s=1.0),
     "disconnect": fault("disconnect", "learner-1", 5, 5),
+    "duplicate_update": fault("duplicate_update", "learner-1", 5, 5),
+    "stale_update": fault("stale_update", "learner-1", 5, 5),
     "syncer-kill": fault("kill", "syncer", 5),
     "syncer-pause": fault("pause", "syncer", 5, 4),
     "syncer-terminate": fault("terminate", "syncer", 5, grace_s=3),
@@ -188,6 +191,14 @@ def test_real_arithmetic_under_faults_keeps_parameters_finite_and_improves() -> 
     assert story.violations() == []
     losses = [e.loss for e in story.of(Step) if e.loss is not None]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "bitflip"])
+def test_poisoned_updates_are_refused_by_name(how: str) -> None:
+    poison = fault("corrupt_update", "learner-1", 3, 8, how=how)
+    story = Story(experiment(poison, trainer="quadratic", duration_s=15, quiet_tail_s=10))
+    assert story.violations() == []
+    assert {r.sender for r in story.of(UpdateRefused)} == {"learner-1"}
 
 
 def test_skewed_clocks_change_nothing_that_matters() -> None:
