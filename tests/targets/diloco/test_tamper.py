@@ -28,7 +28,10 @@ class Wire:
 
 def push(request: int, fragment: int = 0, data: bytes | None = b"1234") -> Push:
     payload = Payload("f32", 4, "d", data)
-    return Push(1, request, fragment, 0, request, 1, 8, 0, 0, payload, {"learner-0": request})
+    steps = 0 if data is None else 1  # an empty push answers a pull that came too early
+    return Push(
+        1, request, fragment, 0, request, steps, 8 * steps, 0, 0, payload, {"learner-0": request}
+    )
 
 
 def sent_with(update: str, *messages: Any) -> list[Any]:
