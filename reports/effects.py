@@ -197,10 +197,15 @@ def link_broken(history: History, window: FaultWindow) -> Effect | None:
 def unheard(history: History, window: FaultWindow) -> Effect | None:
     """Others were merged while the fault lasted, and the unit, merged before, was not."""
     begin, until = _span(history, window)
+    life = history.life_at(window.unit, begin)
+    if life is None or life.ended_by(until):
+        # The dead are not heard either: that is no trace of this fault.
+        return None
     before = [m for m in history.merges if begin - _BEFORE_NS <= m.event.t_ns < begin]
     during = [m for m in history.merges if begin < m.event.t_ns <= until]
     was_in = [m for m in before if _takes_part(m.event.contributions, window.unit)]
-    if len(during) < _SAMPLES_MIN or 2 * len(was_in) < len(before) or not was_in:
+    lately = [m for m in before[-6:] if _takes_part(m.event.contributions, window.unit)]
+    if len(during) < _SAMPLES_MIN or 2 * len(was_in) < len(before) or len(lately) < _SAMPLES_MIN:
         return None
     without = [m for m in during if not _takes_part(m.event.contributions, window.unit)]
     # One merge may have been under way when the fault began.

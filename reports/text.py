@@ -62,7 +62,7 @@ def figure(value: float | None, unit: str) -> str:
         return f"{value:.1%}"
     if unit == "s":
         return f"{value:.2f} s"
-    return f"{value:,.4g} {unit}".strip()
+    return f"{value:,.0f} {unit}".strip() if value >= 1000 else f"{value:.4g} {unit}".strip()
 
 
 def bound(gate: GateRow) -> str:

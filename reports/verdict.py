@@ -130,7 +130,7 @@ def _harness_problems(history: History, ledger: Ledger, residue: Residue) -> lis
 
 
 def _cautions(history: History, ledger: Ledger, answers: Sequence[Answer]) -> list[str]:
-    said = list(history.problems)
+    said = [*history.problems, *history.run.notes]
     for kind, count in sorted(history.unknown.items()):
         said.append(f"{count} lines of the unknown kind {kind!r} were left out")
     other = ledger.totals()["other"]
