@@ -24,7 +24,8 @@ def select(
 
     ``where`` is one of
 
-    * a word: ``one``, ``minority``, ``majority``, ``all`` (of the learners);
+    * a word: ``one``, ``minority``, ``majority``, ``all`` (of the learners), ``group`` (every
+      learner of one group, drawn: what fails together);
     * a unit's name, a role, or a group; or a list of names;
     * a table with any of ``role``, ``group``, ``names`` to narrow down and ``count`` (a number or
       one of the words) to draw from what is left.
@@ -51,6 +52,12 @@ def _by_word(
     learners = [u for u in units if u.role == "learner"] or list(units)
     if word in _COUNTS:
         return _drawn(learners, word, draw)
+    if word == "group":
+        groups = list(dict.fromkeys(u.group for u in learners if u.group))
+        if not groups:
+            return (), [_no_such("'group'", units)]
+        chosen = draw.choice(groups)
+        return tuple(u.name for u in learners if u.group == chosen), []
     for attribute in ("name", "role", "group"):
         hit = tuple(u.name for u in units if getattr(u, attribute) == word)
         if hit:
