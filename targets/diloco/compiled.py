@@ -31,6 +31,9 @@ import numpy as np
 
 _log = logging.getLogger(__name__)
 
+Revive = Callable[[bytes, Sequence[Any], Any], Callable[..., Any]]
+"""(serialized executable, arguments, results) to something that runs."""
+
 _MAGIC = b"DLCX2\n"
 _XLA_FLAGS = (
     "--xla_cpu_multi_thread_eigen=false",
@@ -77,6 +80,7 @@ def obtain(
     *,
     parts: Mapping[str, str],
     cache_dir: str = "",
+    alone: bool = True,
 ) -> Program:
     """``make()`` compiled for ``arguments``, from the cache when it is there.
 
@@ -84,11 +88,15 @@ def obtain(
     like what the function returns. ``parts`` is whatever else the program depends on (sizes,
     digests of the sources); JAX's version, flags and the processor are added here. Several
     processes that miss at the same time wait for the first one instead of all compiling.
+
+    A program that is not ``alone`` runs on the devices of several processes at once, which may
+    share one entry. It is not tried out when it is loaded: that would need all of them.
     """
     began_ns = time.monotonic_ns()
     if cache_dir:
         path = Path(cache_dir) / f"{name}-{_key(name, arguments, parts)}.xla"
-        call, source, why = _kept(path, make, arguments, results)
+        revive = _revive if alone else _load_on_all
+        call, source, why = _kept(path, make, arguments, results, revive)
     else:
         call, source, why = _compile(make, arguments), "compiled", ""
     if why:
@@ -97,21 +105,26 @@ def obtain(
 
 
 def _kept(
-    path: Path, make: Callable[[], Callable[..., Any]], arguments: Sequence[Any], results: Any
+    path: Path,
+    make: Callable[[], Callable[..., Any]],
+    arguments: Sequence[Any],
+    results: Any,
+    revive: Revive,
 ) -> tuple[Any, str, str]:
     """(callable, source, why the cache was of no use)."""
-    call, why = _load(path, arguments, results)
+    call, why = _load(path, arguments, results, revive)
     if call is not None:
         return call, "cache", ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             # Somebody else may have compiled it while this process waited for the lock.
-            call, why_again = _load(path, arguments, results)
+            call, why_again = _load(path, arguments, results, revive)
             if call is not None:
                 return call, "cache", why
             call = _compile(make, arguments)
-            return call, "compiled", _store(path, call, arguments, results) or why_again
+            kept = _store(path, call, arguments, results, revive)
+            return call, "compiled", kept or why_again
     except OSError as error:
         return _compile(make, arguments), "compiled", f"no compiled code can be kept: {error}"
 
@@ -161,7 +174,7 @@ def _processor() -> str:
     return "\n".join(sorted({ln for ln in info.splitlines() if ln.startswith(wanted)}))
 
 
-def _load(path: Path, arguments: Sequence[Any], results: Any) -> tuple[Any, str]:
+def _load(path: Path, arguments: Sequence[Any], results: Any, revive: Revive) -> tuple[Any, str]:
     """(callable or None, why an entry that exists was of no use)."""
     try:
         with path.open("rb") as file:
@@ -178,7 +191,7 @@ def _load(path: Path, arguments: Sequence[Any], results: Any) -> tuple[Any, str]
     if data[:head] != _MAGIC + hashlib.sha256(body).digest():
         return None, f"{path.name} is torn or of another format"
     try:
-        return _revive(body, arguments, results), ""
+        return revive(body, arguments, results), ""
     except Exception as error:  # whatever XLA dislikes about it, compiling anew is the cure
         return None, f"{path.name} does not work here: {error}"
 
@@ -199,14 +212,27 @@ def _revive(body: bytes, arguments: Sequence[Any], results: Any) -> Callable[...
     return loaded
 
 
-def _store(path: Path, compiled: Any, arguments: Sequence[Any], results: Any) -> str:
+def _load_on_all(body: bytes, arguments: Sequence[Any], results: Any) -> Callable[..., Any]:
+    """Load it for the devices of every process that runs it."""
+    import jax
+    from jax.experimental import serialize_executable
+
+    loaded: Callable[..., Any] = serialize_executable.deserialize_and_load(
+        body, jax.tree.structure((tuple(arguments), {})), jax.tree.structure(results)
+    )
+    return loaded
+
+
+def _store(
+    path: Path, compiled: Any, arguments: Sequence[Any], results: Any, revive: Revive
+) -> str:
     """Put the entry there whole or not at all; why not, or nothing."""
     from jax.experimental import serialize_executable
 
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         body, _, _ = serialize_executable.serialize(compiled)
-        _revive(body, arguments, results)  # no later life should have to find out
+        revive(body, arguments, results)  # no later life should have to find out
         temporary.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
         temporary.replace(path)
     except Exception as error:  # the program in hand is good; only later starts are slower

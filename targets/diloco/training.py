@@ -41,8 +41,15 @@ def losses(arch: Architecture, params: Leaves, records: jax.Array) -> tuple[jax.
     return nats, hits
 
 
+Gradients: TypeAlias = Callable[
+    [Callable[[Leaves, jax.Array], jax.Array], Leaves, jax.Array],
+    tuple[jax.Array, list[jax.Array]],
+]
+"""(mean loss, parameters, records) to the loss and its gradients."""
+
+
 def inner_step(
-    arch: Architecture,
+    arch: Architecture, differentiate: Gradients | None = None
 ) -> Callable[..., tuple[list[jax.Array], list[jax.Array], list[jax.Array], jax.Array]]:
     """The function ``(params, first, second, count, rate, decay, records) -> (params, first,
     second, loss)``.
@@ -50,7 +57,8 @@ def inner_step(
     ``params`` and the two moments are :data:`Leaves`; ``count`` is the int32 number of updates
     that the moments have seen, ``rate`` and ``decay`` are float32 scalars, ``records`` is uint8
     [B, S + 1]. Nothing is donated: the arguments stay valid, so the last step's parameters can
-    be read while the next step runs.
+    be read while the next step runs. ``differentiate`` says how the gradients are taken: here by
+    default, or averaged over several processes.
     """
     clip = optax.clip_by_global_norm(CLIP_NORM)
     adam = optax.scale_by_adam(*BETAS, eps=EPSILON)
@@ -67,7 +75,10 @@ def inner_step(
         decay: jax.Array,
         records: jax.Array,
     ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array], jax.Array]:
-        loss, gradients = jax.value_and_grad(mean_loss)(params, records)
+        if differentiate is None:
+            loss, gradients = jax.value_and_grad(mean_loss)(params, records)
+        else:
+            loss, gradients = differentiate(mean_loss, params, records)
         state = optax.ScaleByAdamState(count=count, mu=first, nu=second)
         # Optax raises a Python float to an int32 power, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
