@@ -71,6 +71,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
     host_fingerprint: str = ""
     repeat: str = ""
     """The command that repeats this run."""
+    notes: tuple[str, ...] = ()
+    """Facts about the request that its values alone do not show (where a trace came from)."""
 
 
 class SteadyState(Event, frozen=True, kw_only=True):
@@ -336,6 +338,33 @@ class UpdateRefused(Event, frozen=True, kw_only=True):
     fragment: int
     step: int
     why: str
+
+
+class WorldFormed(Event, frozen=True, kw_only=True):
+    """``members`` train together from now on, each of their steps being one step of them all.
+
+    They go on from local step ``step``: whatever any learner did beyond it is rolled back.
+    """
+
+    unit: str
+    incarnation: int
+    world: int
+    members: tuple[str, ...]
+    step: int
+    why: str = ""
+
+
+class WorldEnded(Event, frozen=True, kw_only=True):
+    """The members of ``world`` stop together, because of one unit where it is known which."""
+
+    unit: str
+    incarnation: int
+    world: int
+    because: str
+    """The unit that broke it, or for whose sake it is formed anew; empty when not known."""
+    why: str
+    planned: bool = False
+    """In good order, at a checkpoint: nothing is rolled back."""
 
 
 class LinkUp(Event, frozen=True, kw_only=True):

@@ -1,25 +1,21 @@
 """The fault plan: pure. What begins or ends next, by time or by observed progress.
 
-Everything random is drawn when the plan is made, from streams named after the fault's place in
-the spec, so that a seed fixes victims and instants before anything runs, and adding a fault does
-not move the others.
+Everything random is drawn when the plan is made (:mod:`harness.arrivals`), so that a seed fixes
+victims and instants before anything runs.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from faults import load as load_fault
-from faults.base import Capability, Deed, Fault
-from faults.select import Candidate, select
+from faults.base import Capability, Deed
+from faults.select import Candidate
+from harness.arrivals import Act, Arrival, drawn
 from harness.events import AnyEvent, Step
-from harness.schedules import instants
-from harness.seeds import stream
 from harness.spec import NS, FaultPart, OnEvent
 
 
@@ -28,7 +24,7 @@ class Planned:
     """One fault on one unit."""
 
     fault: str
-    """f1, f2, ... in the order of the spec; f1.2 is the second arrival of a repeated one."""
+    """f1, f2, ... in the order of the spec, or the fault's name; f1.2 is its second act."""
     kind: str
     unit: str
     deed: Deed
@@ -146,80 +142,43 @@ def make(
     planned: list[Planned] = []
     problems: list[str] = []
     for index, part in enumerate(faults):
-        try:
-            planned += _arrivals(index, part, units, seed, duration_s)
-        except _Problems as error:
-            problems += [f"fault[{index}].{p}" for p in error.found]
+        arrivals, found = drawn(index, part, units, seed, duration_s)
+        problems += [f"fault[{index}].{p}" for p in found]
+        planned += _labelled(part.name or f"f{index + 1}", part, arrivals)
     return planned, problems
 
 
-class _Problems(Exception):
-    def __init__(self, found: Iterable[str]) -> None:
-        self.found = list(found)
-
-
-def _arrivals(
-    index: int, part: FaultPart, units: Sequence[Candidate], seed: int, duration_s: float
-) -> list[Planned]:
-    fault = load_fault(part.kind)
-    deed = fault.deed(part.params)
-    name = f"f{index + 1}"
-    if part.schedule is None:
-        starts: list[float | None] = [part.at_s]
-    else:
-        found = instants(part.schedule, duration_s, stream(seed, name, "arrivals"))
-        if not found:
-            raise _Problems(["schedule: this seed draws no arrival in the fault window"])
-        starts = list(found)
-    out: list[Planned] = []
-    hit: list[str] = []
-    for number, start in enumerate(starts):
-        victims = _victims(part, units, stream(seed, name, "where", number), hit)
-        hit += victims
-        out += _acts(part, fault, deed, name, number, start, victims, many=len(starts) > 1)
-    return out
-
-
-def _victims(
-    part: FaultPart, units: Sequence[Candidate], draw: random.Random, hit: Sequence[str]
-) -> tuple[str, ...]:
-    victims, problems = select(part.where, units, draw)
-    if problems:
-        raise _Problems(problems)
-    if hit and part.schedule is not None and draw.random() < part.schedule.offenders:
-        return (draw.choice(hit),)
-    return victims
-
-
-def _acts(
-    part: FaultPart,
-    fault: Fault,
-    deed: Deed,
-    name: str,
-    number: int,
-    start_s: float | None,
-    victims: Sequence[str],
-    *,
-    many: bool,
-) -> list[Planned]:
-    """One arrival: an act for every victim and every repeat of the deed."""
+def _labelled(name: str, part: FaultPart, arrivals: Sequence[Arrival]) -> list[Planned]:
+    """Every act of every arrival on each of its victims; acts are numbered throughout."""
+    acts = [
+        (arrival, act, offset_ns)
+        for arrival in arrivals
+        for act in arrival.acts
+        for offset_ns in act.deed.repeats
+    ]
+    many = len(acts) > 1 or part.schedule is not None
     out = []
-    wait_s = part.on.after_s if part.on else 0.0
-    for repeat, offset_ns in enumerate(deed.repeats):
-        label = f"{name}.{number * len(deed.repeats) + repeat + 1}"
-        common = Planned(
-            fault=label if many or len(deed.repeats) > 1 else name,
-            kind=part.kind,
-            unit="",
-            deed=deed,
-            needs=fault.needs,
-            params=dict(part.params),
-            at_ns=None if start_s is None else round(start_s * NS) + offset_ns,
-            at_step=part.at_step,
-            on=part.on,
-            delay_ns=round(wait_s * NS) + offset_ns,
-            for_ns=None if part.for_s is None else round(part.for_s * NS),
-            lasting=fault.lasting,
-        )
-        out += [replace(common, unit=unit) for unit in victims]
+    for number, (arrival, act, offset_ns) in enumerate(acts, start=1):
+        common = _planned(part, arrival, act, offset_ns)
+        label = f"{name}.{number}" if many else name
+        out += [replace(common, fault=label, unit=unit) for unit in arrival.victims]
     return out
+
+
+def _planned(part: FaultPart, arrival: Arrival, act: Act, offset_ns: int) -> Planned:
+    wait_ns = round((part.on.after_s if part.on else 0.0) * NS)
+    later_ns = round(act.after_s * NS) + offset_ns
+    return Planned(
+        fault="",
+        kind=act.fault.kind,
+        unit="",
+        deed=act.deed,
+        needs=act.fault.needs,
+        params={**act.params, **arrival.about},
+        at_ns=None if arrival.at_s is None else round(arrival.at_s * NS) + later_ns,
+        at_step=part.at_step,
+        on=part.on,
+        delay_ns=wait_ns + later_ns,
+        for_ns=None if act.for_s is None else round(act.for_s * NS),
+        lasting=act.fault.lasting,
+    )

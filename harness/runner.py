@@ -26,8 +26,9 @@ import msgspec
 
 import harness.rundir
 from faults.holds import Holds
+from harness.arrivals import notes
 from harness.clock import VirtualClock
-from harness.compose import Experiment
+from harness.compose import Experiment, candidates
 from harness.errors import ChaosError, ControlError, FaultSkipped, Interrupted
 from harness.events import (
     AnyEvent,
@@ -136,6 +137,13 @@ def started(experiment: Experiment) -> RunStarted:
         started_at=facts.get("started_at", ""),
         host_fingerprint=facts.get("fingerprint", ""),
         repeat=experiment.repeat,
+        notes=tuple(
+            notes(
+                experiment.spec.faults,
+                candidates(experiment.target),
+                experiment.spec.head.duration_s,
+            )
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""When repeated faults arrive: pure functions from a random stream to instants."""
+"""When repeated faults arrive and how long they last: pure functions of a random stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from harness.spec import Schedule
+from harness.spec_parts import Repair, Schedule
 
 ARRIVALS_MAX = 100_000
 """More arrivals than this in one window are a mistake in the spec, not an experiment."""
@@ -31,6 +31,8 @@ def instants(schedule: Schedule, duration_s: float, draw: random.Random) -> list
 
 def _gaps(schedule: Schedule, draw: random.Random) -> Iterator[float]:
     mean = schedule.mean_gap_s
+    if mean is None:  # the spec's reader refuses this
+        raise ValueError(f"{schedule.process} needs mean_gap_s")
     # The scale that gives a Weibull distribution the wanted mean.
     scale = mean / math.gamma(1 + 1 / schedule.shape)
     while True:
@@ -40,3 +42,8 @@ def _gaps(schedule: Schedule, draw: random.Random) -> Iterator[float]:
             yield draw.expovariate(1 / mean)
         else:
             yield draw.weibullvariate(scale, schedule.shape)
+
+
+def repair_s(repair: Repair, draw: random.Random) -> float:
+    """How long one arrival lasts, in seconds: lognormal with the given median."""
+    return draw.lognormvariate(math.log(repair.median_s), repair.sigma)
