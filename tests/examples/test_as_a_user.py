@@ -11,8 +11,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
+# Slower emulated chips than the experiments' own: a test machine may be busy with other things,
+# and a host that is too slow makes a run inconclusive.
+CALM = {"learners": 3, "fragments": 4, "sync_every": 4, "step_time_s": 0.25}
 
-@pytest.mark.chaos("kill-one", seed=7)
+
+@pytest.mark.chaos("kill-one", seed=7, params=CALM)
 def test_one_death_is_survived(chaos_run: ChaosRun) -> None:
     report = chaos_run.report
     assert report.goodput.uptime_ratio == 1.0
@@ -20,7 +24,7 @@ def test_one_death_is_survived(chaos_run: ChaosRun) -> None:
     assert report.healing[0].restarted_by == "supervisor"
 
 
-@pytest.mark.chaos(params={"learners": 3, "fragments": 4, "sync_every": 4, "step_time_s": 0.1})
+@pytest.mark.chaos(params=CALM)
 def test_a_partition_is_noticed_and_healed(chaos_cluster: ChaosCluster) -> None:
     with chaos_cluster.fault("partition", where="learner-1") as victims:
         assert victims == ("learner-1",)
@@ -37,7 +41,7 @@ def test_a_partition_is_noticed_and_healed(chaos_cluster: ChaosCluster) -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.chaos("kill-one", runtime="docker", seed=7)
+@pytest.mark.chaos("kill-one", runtime="docker", seed=7, params=CALM)
 def test_the_engine_s_restart_policy_heals(chaos_run: ChaosRun) -> None:
     assert chaos_run.report.healing[0].restarted_by == "policy"
     assert chaos_run.report.run.proxy.startswith("toxiproxy")
