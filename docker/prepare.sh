@@ -170,6 +170,8 @@ unit_image() {
     --build-arg PIP_ARGS=--no-index --build-arg "SOURCES=$sources" \
     --label "diloco-chaos.inputs=$inputs" --tag "$UNIT_TAG" . >/dev/null 2>"$LOG" \
     || { cat "$LOG" >&2; die "cannot build $UNIT_TAG"; }
+  # The image that had the name before: nothing but its last layers goes away with it.
+  docker image prune --force --filter label=diloco-chaos.inputs >/dev/null
 }
 
 FORCE=0

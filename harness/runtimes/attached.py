@@ -91,7 +91,8 @@ class AttachedRuntime(ContainerRuntime):
         problems += self._other_params(target)
         if problems:
             raise LaunchError(
-                f"cannot attach to project {self.project.name}: {'; '.join(problems)}"
+                f"cannot attach to project {self.project.name}: {'; '.join(problems)} "
+                "(--set NAME=VALUE tells the experiment what runs; docker unpause NAME thaws)"
             )
 
     def _other_params(self, target: Target) -> list[str]:
