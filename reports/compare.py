@@ -42,6 +42,8 @@ class Comparison:
     figures: tuple[Figure, ...]
     ledger: tuple[Figure, ...]
     warnings: tuple[str, ...]
+    comparable: bool
+    """Whether a difference can mean anything: both runs measured something, on one host."""
 
 
 def load(path: Path) -> Report:
@@ -108,7 +110,14 @@ def compare(a: Report, b: Report) -> Comparison:
         _figure(label, _share(a, label), _share(b, label), text.percent, s)
         for label, s in ((label, 1 if label == "useful" else -1) for label in LABELS)
     )
-    return Comparison(a, b, figures, ledger, tuple(_warnings(a, b)))
+    return Comparison(a, b, figures, ledger, tuple(_warnings(a, b)), _comparable(a, b))
+
+
+def _comparable(a: Report, b: Report) -> bool:
+    measured = a.goodput.ratio is not None and b.goodput.ratio is not None
+    sound = all(r.verdict.outcome not in ("harness-error", "host-too-slow") for r in (a, b))
+    hosts = {h for h in (a.run.host_fingerprint, b.run.host_fingerprint) if h}
+    return measured and sound and len(hosts) < 2
 
 
 def _share(report: Report, label: str) -> float | None:
@@ -151,6 +160,8 @@ def as_text(comparison: Comparison) -> str:
     rows += [[f"time {f.name}", f.a, f.b, f.change, f.better] for f in comparison.ledger]
     lines = text.columns(rows)
     lines += [f"warning: {w}" for w in comparison.warnings]
+    if not comparison.comparable:
+        lines.append("NOT COMPARABLE: a difference between these two runs proves nothing")
     return "\n".join(lines) + "\n"
 
 
@@ -163,6 +174,7 @@ def as_json(comparison: Comparison) -> bytes:
         "figures": comparison.figures,
         "ledger": comparison.ledger,
         "warnings": comparison.warnings,
+        "comparable": comparison.comparable,
     }
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 

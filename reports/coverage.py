@@ -88,6 +88,13 @@ class Coverage:
 
 def coverage(history: History, until_ns: int | None = None) -> Coverage:
     """The coverage by merges committed until ``until_ns`` (None: by all of them)."""
+    known: Coverage | None = history.memo.get(("coverage", until_ns))
+    if known is None:
+        known = history.memo["coverage", until_ns] = _coverage(history, until_ns)
+    return known
+
+
+def _coverage(history: History, until_ns: int | None) -> Coverage:
     raw: dict[tuple[str, int], dict[int, list[Range]]] = {}
     for merge in history.merges:
         if until_ns is not None and merge.event.t_ns > until_ns:

@@ -312,12 +312,14 @@ def _around(
     steps: Iterable[Seen[Step]], begin: int, until: int
 ) -> tuple[list[Seen[Step]], list[Seen[Step]]]:
     before, during = [], []
+    earliest = begin - _BEFORE_NS
     for seen in steps:
-        if begin - _BEFORE_NS <= seen.event.t_ns <= begin:
+        step = seen.event
+        if step.t_ns < earliest:
+            continue
+        if step.t_ns <= begin:
             before.append(seen)
         # A slow step may end after the fault does; what counts is that it ran under it.
-        elif seen.event.began_at_ns >= begin - _length(seen) // 2 and (
-            seen.event.began_at_ns < until
-        ):
+        elif begin - _length(seen) // 2 <= step.began_at_ns < until:
             during.append(seen)
     return before, during

@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 
 from harness.events import Joined, Merged, Step
@@ -173,11 +174,10 @@ def _first_merge(
     life that began after it. A syncer is back with its own first merge."""
     if origin is None:
         return None
-    own = {m.event.unit for m in history.merges}
+    own = history.mergers
     old = {lf.incarnation for lf in history.lives.get(unit, ()) if lf.begin_ns <= begin}
-    for seen in history.merges:
-        if seen.event.t_ns <= origin:
-            continue
+    first = bisect_right(history.merges, origin, key=lambda s: s.event.t_ns)
+    for seen in islice(history.merges, first, None):
         if unit in own:
             if seen.event.unit == unit and not (died and seen.event.incarnation in old):
                 return seen
@@ -198,11 +198,13 @@ def _rate_back(history: History, unit: str, begin: int, origin: int | None) -> i
     """When the unit's token rate over the last 2 s was back at 95 % of that before the fault."""
     if origin is None:
         return None
-    rate = _Rate([s.event for s in history.steps(unit)])
+    rate: _Rate | None = history.memo.get(("rate", unit))
+    if rate is None:
+        rate = history.memo["rate", unit] = _Rate([s.event for s in history.steps(unit)])
     before = rate.tokens_scaled(begin)
     if before <= 0:
         return None
-    for end in rate.ends[bisect_right(rate.ends, origin) :]:
+    for end in islice(rate.ends, bisect_right(rate.ends, origin), None):
         if 100 * rate.tokens_scaled(end) >= 95 * before:
             return end
     return None
@@ -220,7 +222,7 @@ class _Rate:
         """Millionths of tokens in (t_ns - 2 s, t_ns]."""
         start = t_ns - RATE_NS
         total = 0
-        for step in self.steps[bisect_right(self.ends, start) :]:
+        for step in islice(self.steps, bisect_right(self.ends, start), None):
             length = step.t_ns - step.began_at_ns
             inside = min(step.t_ns, t_ns) - max(step.began_at_ns, start)
             if inside > 0 and length > 0:

@@ -53,7 +53,10 @@ class History:
     events: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
     """Kinds that this version does not know, with how many lines there were of each."""
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Values derived from this history by other modules, computed once."""
     _notices: dict[str, list[Seen[Any]]] = field(default_factory=dict, repr=False)
+    _by_incarnation: dict[tuple[str, int], Life] = field(default_factory=dict, repr=False)
 
     @property
     def learners(self) -> list[str]:
@@ -90,10 +93,7 @@ class History:
 
     def life(self, unit: str, incarnation: int) -> Life | None:
         """The life of ``unit`` with that incarnation."""
-        for life in self.lives.get(unit, ()):
-            if life.incarnation == incarnation:
-                return life
-        return None
+        return self._by_incarnation.get((unit, incarnation))
 
     def life_at(self, unit: str, t_ns: int) -> Life | None:
         """The life of ``unit`` that was going on at ``t_ns``."""
@@ -113,6 +113,14 @@ class History:
         found = self._notices.get(unit, [])
         at = bisect_right(found, after_ns - 1, key=lambda s: s.event.t_ns)
         return found[at] if at < len(found) else None
+
+    @property
+    def mergers(self) -> set[str]:
+        """Units that committed merges."""
+        found: set[str] | None = self.memo.get("mergers")
+        if found is None:
+            found = self.memo["mergers"] = {m.event.unit for m in self.merges}
+        return found
 
     def index_notices(self) -> None:
         """Build the index behind :meth:`noticed`; called once by the fold."""
@@ -254,6 +262,8 @@ class _Fold:
                     life.ended_ns = life.exit.event.t_ns
                 elif later is not None:
                     life.ended_ns = min(life.last_ns, later.begin_ns)
+                if life.incarnation is not None:
+                    self.h._by_incarnation.setdefault((life.unit, life.incarnation), life)
         self.h.index_notices()
 
     # --- the run and its faults ---

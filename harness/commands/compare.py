@@ -6,22 +6,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from reports.build import build
-from reports.compare import compare_html, compare_text
+from reports.compare import as_html, as_json, as_text, compare, load
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("a", type=Path, help="a run directory")
-    parser.add_argument("b", type=Path, help="another run directory")
+    parser.add_argument("a", type=Path, help="a run directory, journal or report.json")
+    parser.add_argument("b", type=Path, help="another one")
     parser.add_argument("--html", type=Path, help="also write a page here")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison. Exits 3 when the two runs are not comparable."""
-    a, b = build(options.a), build(options.b)
-    text, comparable = compare_text(a, b)
-    sys.stdout.write(text + "\n")
+    comparison = compare(load(options.a), load(options.b))
+    sys.stdout.write(as_json(comparison).decode() if options.json else as_text(comparison))
     if options.html:
-        options.html.write_text(compare_html(a, b), encoding="utf-8")
-    return 0 if comparable else 3
+        options.html.write_bytes(as_html(comparison))
+    return 0 if comparison.comparable else 3

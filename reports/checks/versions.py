@@ -41,6 +41,8 @@ def rise_by_one(e: Evidence) -> Finding:
 def _learners(history: History) -> Violations:
     found: Violations = []
     newest = {f: m[-1].event.version for f, m in _by_fragment(history).items()}
+    # One version may be ahead: see above on the last line of a killed syncer.
+    slack = 1 if _syncer_died(history) or history.cut else 0
     for unit in history.learners:
         held: dict[int, tuple[int, int]] = {}
         for life in history.lives.get(unit, ()):
@@ -50,9 +52,7 @@ def _learners(history: History) -> Violations:
                 if event.version < version:
                     text = f"fragment {event.fragment} at {unit} fell from version {version}"
                     found.append((f"{text} to {event.version}", (line, seen.line)))
-                ahead = event.version - newest.get(event.fragment, 0)
-                # One version may be ahead: see above on the last line of a killed syncer.
-                if ahead > (1 if _syncer_died(history) or history.cut else 0):
+                if event.version - newest.get(event.fragment, 0) > slack:
                     text = f"{unit} holds version {event.version} of fragment {event.fragment}"
                     found.append((f"{text}, which no syncer committed", (seen.line,)))
                 held[event.fragment] = (event.version, seen.line)

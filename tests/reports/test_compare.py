@@ -51,6 +51,21 @@ def test_warnings_about_runs_that_do_not_compare() -> None:
     assert any("B is not conclusive" in w for w in compare(calm, doubtful).warnings)
 
 
+def test_runs_that_do_not_compare_are_called_so() -> None:
+    calm = report_of(CALM)
+    assert compare(calm, report_of(STORM)).comparable
+    here = msgspec.structs.replace(calm.run, host_fingerprint="here")
+    there = msgspec.structs.replace(calm.run, host_fingerprint="there")
+    apart = compare(
+        msgspec.structs.replace(calm, run=here), msgspec.structs.replace(calm, run=there)
+    )
+    assert not apart.comparable
+    assert as_text(apart).endswith("proves nothing\n")
+    assert not compare(calm, report_of(Cluster(compute_ms=150))).comparable
+    cut = analyse(fold(journal(CALM.events()[:5]))).report
+    assert not compare(calm, cut).comparable
+
+
 def test_text_html_and_json() -> None:
     comparison = compare(report_of(CALM), report_of(STORM))
     shown = as_text(comparison)
