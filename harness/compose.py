@@ -43,16 +43,24 @@ class Checked:
     seed: int
 
 
-def check(draft: Draft, seed: int, overrides: Mapping[str, Any] | None = None) -> Checked:
+def check(
+    draft: Draft,
+    seed: int,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    target_seed: int | None = None,
+) -> Checked:
     """Create the target and draw the plan; raises one :class:`SpecError` naming every problem.
 
-    ``overrides`` replaces target parameters, as ``--set`` does.
+    ``overrides`` replaces target parameters, as ``--set`` does. ``target_seed`` is for a target
+    that stands already; else the run's seed is also the target's.
     """
     problems: list[str] = []
     target = None
     if draft.target is not None:
         params = {**draft.target.params, **(overrides or {})}
-        target = _target(draft.target.name, params, seed, problems)
+        own_seed = seed if target_seed is None else target_seed
+        target = _target(draft.target.name, params, own_seed, problems)
     planned: list[Planned] = []
     if target is not None and draft.head is not None:
         units = candidates(target)
@@ -78,18 +86,22 @@ def compose(
     directory: Path,
     runtime: str | None = None,
     make_runtime: Callable[[RunContext], Runtime] | None = None,
+    given: str | None = None,
     repeat_with: Sequence[str] = (),
 ) -> Experiment:
     """Bring a checked spec and its runtime together.
 
-    ``repeat_with`` are further arguments that a repeated run needs.
+    ``given`` is the spec as the command line named it, ``repeat_with`` further arguments that a
+    repeated run needs.
 
     Raises :class:`CapabilityError` when a fault needs what the runtime does not offer here, and
     :class:`LaunchError` when the runtime itself cannot be had.
     """
     spec = checked.spec
     name = runtime or spec.head.runtime
-    context = RunContext(run, checked.seed, directory, spec.head.runtime_options)
+    # Options are a runtime's own; those of the spec's runtime mean nothing to another one.
+    options = spec.head.runtime_options if name == spec.head.runtime else {}
+    context = RunContext(run, checked.seed, directory, options)
     try:
         live = (make_runtime or harness.runtimes.load(name))(context)
     except ImportError as error:
@@ -100,7 +112,7 @@ def compose(
     plan = Plan(
         checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)
     )
-    command = ["diloco-chaos", "run", spec.name, "--runtime", live.name]
+    command = ["diloco-chaos", "run", given or spec.name, "--runtime", live.name]
     command += ["--seed", str(checked.seed), *repeat_with]
     return Experiment(
         spec,

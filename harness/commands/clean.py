@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
-from harness.leftovers import clean, expired
+from harness.leftovers import Undone, clean, expired
+from harness.needs import docker_socket
 from harness.runtimes.places import state_dir
 
 
@@ -14,6 +16,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--dry-run", action="store_true", help="only say whose leftovers there are")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def docker_missing() -> bool:
+    """Whether there is no socket of an engine to ask."""
+    path = docker_socket()
+    return path.startswith("/") and not Path(path).exists()
+
+
+def _expired_on_the_engine() -> list[Undone]:
+    """What the registry does not know: another user's, or that of a home that is gone."""
+    from harness.runtimes.docker_engine import Engine
+    from harness.runtimes.docker_removal import expired_runs, remove_run
+
+    engine = Engine(None)
+    try:
+        out = []
+        for run in expired_runs(engine):
+            problems = [str(error) for error in remove_run(engine, run)]
+            out.append(Undone(run, removed=["what carried its label"], problems=problems))
+        return out
+    finally:
+        engine.close()
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -24,6 +48,8 @@ def execute(options: argparse.Namespace) -> int:
         sys.stdout.write(text + "\n")
         return 0
     results = clean(state_dir())
+    if not docker_missing():
+        results += _expired_on_the_engine()
     if options.json:
         rows = [{"run": r.run, "removed": r.removed, "problems": r.problems} for r in results]
         sys.stdout.write(json.dumps({"cleaned": rows}) + "\n")

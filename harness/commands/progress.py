@@ -109,7 +109,11 @@ class Progress:
     def _phase_or_life(self, event: AnyEvent) -> str:
         if isinstance(event, UnitSpawned):
             self._phase = "baseline" if self._steady_ns is None else self._phase
-            return "" if event.by == "harness" else f"{event.unit} restarted by {event.by}"
+            return (
+                ""
+                if event.by in ("harness", "orchestrator")
+                else f"{event.unit} restarted by {event.by}"
+            )
         if isinstance(event, UnitExited):
             how = f"signal {event.signal}" if event.signal else f"code {event.code}"
             return f"{event.unit} exited ({how})"

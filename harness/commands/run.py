@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the experiment; the exit status is the verdict's."""
-    checked = prepare(options.spec, options.seed, overrides=parse_settings(options.set))
+    checked = _checked(options)
     run_id = new_run_id()
     out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
     experiment = compose(
@@ -54,6 +54,7 @@ def execute(options: argparse.Namespace) -> int:
         directory=out,
         runtime=options.runtime,
         make_runtime=_attached(options.attach),
+        given=options.spec,
         repeat_with=repeated(options),
     )
     rundir = RunDir.create(out, checked.spec, run_id, checked.seed)
@@ -73,6 +74,23 @@ def execute(options: argparse.Namespace) -> int:
     return report.verdict.exit_status
 
 
+def _checked(options: argparse.Namespace) -> Checked:
+    """The spec, with what was overridden; a standing cluster says itself what it is."""
+    settings = parse_settings(options.set)
+    if options.attach is None:
+        return prepare(options.spec, options.seed, overrides=settings)
+    from harness.runtimes.compose_project import discover
+    from harness.runtimes.docker_engine import Engine
+
+    engine = Engine(None)
+    try:
+        project = discover(engine, options.attach)
+    finally:
+        engine.close()
+    overrides = {**project.params, **settings}
+    return prepare(options.spec, options.seed, overrides=overrides, target_seed=project.seed)
+
+
 def repeated(options: argparse.Namespace) -> list[str]:
     """The arguments, besides spec, runtime and seed, with which the run can be repeated."""
     attached = ["--attach", options.attach] if options.attach else []
@@ -85,12 +103,14 @@ def prepare(
     *,
     overrides: dict[str, Any] | None = None,
     base: Path | None = None,
+    target_seed: int | None = None,
 ) -> Checked:
     """Find and check a spec. The seed is the given one, the spec's, or a fresh one."""
     draft = catalogue.find(spec, gates=GATES, base=base)
     if seed is None:
         seed = draft.head.seed if draft.head is not None else None
-    return check(draft, secrets.randbelow(2**31) if seed is None else seed, overrides)
+    drawn = secrets.randbelow(2**31) if seed is None else seed
+    return check(draft, drawn, overrides, target_seed=target_seed)
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:

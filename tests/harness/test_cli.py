@@ -27,7 +27,7 @@ def test_a_pass_exits_0_and_leaves_every_file(
     assert main(["run", spec(tmp_path), "--seed", "3", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("seed 3, run ")
-    assert "repeat with: diloco-chaos run exp --runtime simulated --seed 3" in text
+    assert f"repeat with: diloco-chaos run {spec(tmp_path)} --runtime simulated --seed 3" in text
     assert text.rstrip().endswith(f"report: {out / 'report.html'}")
     assert all((out / name).stat().st_size > 0 for name in FILES)
     assert (out / "spec.toml").read_text() == Path(spec(tmp_path)).read_text()
