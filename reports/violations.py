@@ -75,9 +75,11 @@ def _owed(check: str, history: History) -> bool:
 
 
 def _everybody_heard(params: Mapping[str, object]) -> bool:
-    """Whether every training learner gets into merges: without a grace window a quorum below
-    the number of learners leaves out whoever is slow, by design."""
-    return bool(params.get("grace")) or params.get("quorum") == params.get("learners")
+    """Whether every training learner gets into merges. With a quorum below the number of learners
+    those are left out, by design, who are slower than the rest where there is no grace window or
+    every step has a merge."""
+    patient = bool(params.get("grace")) and params.get("sync_every") != 1
+    return patient or params.get("quorum") == params.get("learners")
 
 
 def _liveness(history: History, pending: Mapping[str, str]) -> list[Violation]:

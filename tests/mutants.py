@@ -30,7 +30,7 @@ from targets.base import Save, Send, Started, Work
 from targets.diloco.admission import Expected
 from targets.diloco.arrays import Merged, Outer
 from targets.diloco.learner import Learner
-from targets.diloco.messages import Adopt, Fragment, MergeResult, Push
+from targets.diloco.messages import Adopt, Fragment, Push
 from targets.diloco.params import DilocoParams
 from targets.diloco.syncer import Syncer
 from targets.diloco.work import SyncerWorker
@@ -307,13 +307,6 @@ def _(patch: Patch) -> None:
     must=("corrupt_update",),
 )
 def _(patch: Patch) -> None:
-    sound = SyncerWorker._merged
-
-    def merged(self: Any, job: Any) -> MergeResult:
-        patch.setattr(targets.diloco.work, "_LARGEST", float("inf"))
-        return sound(self, job)
-
-    patch.setattr(SyncerWorker, "_merged", merged)
     sound_attempt = SyncerWorker._attempt
 
     def attempt(self: Any, fragment: int, usable: Any) -> Merged:
@@ -473,8 +466,8 @@ def _outer(patch: Patch, change: Callable[[dict[str, Any]], Merged]) -> None:
     """Replace the merge arithmetic of new syncer workers; ``change`` gets its arguments."""
     sound = targets.diloco.work.arrays.merger
 
-    def merger(which: Any) -> Any:
-        whole = sound(which)
+    def merger(*asked: Any) -> Any:
+        whole = sound(*asked)
         names = ("prev", "buf", "thetas", "weights", "sizes", "rules", "outer", "out")
 
         def merge(*given: Any) -> Merged:

@@ -23,7 +23,16 @@ Table = dict[str, Any]
 KEEP_OF = 8
 """Each part is dropped with one chance in so many, so that a random candidate keeps most."""
 
-_SPARE_PARAMS = ("speeds", "batches", "stale_steps_max", "pull_ms_max", "blocking", "merge")
+_SPARE_PARAMS = (
+    "speeds",
+    "batches",
+    "stale_steps_max",
+    "pull_ms_max",
+    "heartbeat_ms",
+    "silence_ms_max",
+    "blocking",
+    "merge",
+)
 _SPARE_OPTIONS = (
     "stall_heals",
     "latency_ms",

@@ -178,7 +178,7 @@ def back_in_time(e: Evidence) -> Finding:
             if heard is None:
                 pending.append(f"{name}: the run ended before the bound was over")
         elif _hit_again(e, row, back, back + bound):
-            asides.append(f"{name} was hit again before it was heard")
+            asides.append(f"{name}: it or the syncer was hit again before it was heard")
         else:
             text = f"{name} was back and not heard for {silent_ns / 1e9:.2f} s"
             found.append((f"{text}, the bound is {bound / 1e9:.1f} s", tuple(window.lines)))
@@ -192,14 +192,16 @@ def back_in_time(e: Evidence) -> Finding:
 
 
 def _hit_again(e: Evidence, row: Healing, start_ns: int, end_ns: int) -> bool:
-    """Whether the unit died or was hit by another fault in (start_ns, end_ns]."""
-    unit = row.fact.window.unit
+    """Whether the unit, or the syncer that should hear it, died or was hit by another fault in
+    (start_ns, end_ns]."""
+    units = {row.fact.window.unit, *e.history.syncers}
     died = any(
         lf.ended_ns is not None and start_ns < lf.ended_ns <= end_ns
+        for unit in units
         for lf in e.history.lives.get(unit, ())
     )
     return died or any(
-        f.window.unit == unit
+        f.window.unit in units
         and f is not row.fact
         and f.executed
         and start_ns < f.window.until_ns(e.history.end_ns)
