@@ -38,6 +38,9 @@ class History:
     links: list[Seen[ev.LinkUp | ev.LinkDown]] = field(default_factory=list)
     heard: list[Seen[ev.Heard]] = field(default_factory=list)
     exits: list[Seen[ev.UnitExited]] = field(default_factory=list)
+    worlds: list[Seen[ev.WorldFormed]] = field(default_factory=list)
+    """Only of targets whose units train in lockstep."""
+    worlds_ended: list[Seen[ev.WorldEnded]] = field(default_factory=list)
     notes: list[Seen[ev.Event]] = field(default_factory=list)
     """Unit notes and facts about the proxy."""
     steady: Seen[ev.SteadyState] | None = None
@@ -236,6 +239,8 @@ class _Fold:
             ev.Adopted: lambda s: self._of(s).adopted.append(s),
             ev.Merged: self._merged,
             ev.UpdateRefused: self._refused,
+            ev.WorldFormed: self._world_formed,
+            ev.WorldEnded: self._world_ended,
             ev.LinkUp: self._link,
             ev.LinkDown: self._link,
             ev.Heard: self._heard,
@@ -376,6 +381,14 @@ class _Fold:
     def _refused(self, s: Seen[ev.UpdateRefused]) -> None:
         self._of(s)
         self.h.refused.append(s)
+
+    def _world_formed(self, s: Seen[ev.WorldFormed]) -> None:
+        self._of(s)
+        self.h.worlds.append(s)
+
+    def _world_ended(self, s: Seen[ev.WorldEnded]) -> None:
+        self._of(s)
+        self.h.worlds_ended.append(s)
 
     def _link(self, s: Seen[ev.LinkUp | ev.LinkDown]) -> None:
         self._of(s)

@@ -6,7 +6,8 @@ Labels (the window runs from steady state to the end of the quiet tail):
 * ``slowed``: a step's time beyond its nominal time; a gap between steps under a lasting fault.
 * ``waiting``: blocked on a barrier or a merge.
 * ``lost``: steps of a life that died with no fragment of them merged, the step that was running
-  when it died; for a target without fragments, steps that a later life computed again.
+  when it died; for a target without fragments, steps that a later life computed again or that a
+  new world went back behind.
 * ``down_detect``: dead, and no other unit has acted on it yet; ``down_restart``: dead until the
   process runs again. Where no other unit noticed before the restart, all of it is down_restart:
   the supervisor acted on its own.
@@ -184,6 +185,8 @@ def _thrown(
 ) -> list[bool]:
     """For each step of the life, whether its work was thrown away."""
     life = lives[number]
+    if history.worlds:
+        return _rolled_back(history, life)
     if not life.ended_by(end_ns):
         return [False] * len(life.steps)
     if history.merges or history.run.fragments:
@@ -191,6 +194,14 @@ def _thrown(
     # Without fragments, work is lost when a later life computes the same step again.
     again = min((n for later in lives[number + 1 :] for n in later.numbers), default=None)
     return [again is not None and n >= again for n in life.numbers]
+
+
+def _rolled_back(history: History, life: Life) -> list[bool]:
+    """For each step, whether a world formed after it went on from an earlier one."""
+    return [
+        any(w.event.t_ns >= s.event.t_ns and w.event.step < s.event.step for w in history.worlds)
+        for s in life.steps
+    ]
 
 
 def _alive(paint: _Painter, life: Life, thrown: list[bool], holds: list[FaultWindow]) -> None:

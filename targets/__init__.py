@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 TARGETS: dict[str, str] = {
     "diloco": "targets.diloco.target:create",
     "counter": "targets.counter:create",
+    "spmd": "targets.spmd.target:create",
 }
 """Target name to the import path of its factory."""
 

@@ -18,6 +18,7 @@ from reports.effects import EXIT_SLACK_NS, FaultFact
 from reports.healing import Healing
 from reports.history import History
 from reports.lives import FaultWindow, Seen
+from reports.worlds import ended_with_its_world
 
 Violations = list[tuple[str, tuple[int, ...]]]
 
@@ -47,12 +48,19 @@ def exits_explained(e: Evidence) -> Finding:
     found: Violations = []
     # The intent is journalled before the deed, so a death may come between the two lines.
     left = {id(f.window): _deaths(f) for f in e.facts if f.window.asked_ns is not None}
+    together = 0
     for seen in judged:
         if not _explained(seen.event, e.facts, left):
+            world = ended_with_its_world(history, seen.event, e.facts)
+            if world is not None:
+                together += 1
+                continue
             how = f"signal {seen.event.signal}" if seen.event.signal else f"code {seen.event.code}"
             at = f"{seen.event.t_ns / 1e9:.2f} s"
             found.append((f"{seen.event.unit} ended with {how} at {at}, by no fault", (seen.line,)))
     good = f"{len(judged)} exits, each one caused by a fault" if judged else "no unit exited"
+    if together:
+        good += f" ({together} of them ended with the world that they were members of)"
     return verdict_of(found, holds(good, *(s.line for s in judged)))
 
 
@@ -90,6 +98,8 @@ def bystanders_undisturbed(e: Evidence) -> Finding:
     hits = [f for f in e.facts if f.executed and not f.control]
     if not hits:
         return not_asked("no fault was executed")
+    if history.worlds:
+        return not_asked("the units of this target stop together: it has no bystanders")
     hit = {f.window.unit for f in hits}
     if hit & set(history.syncers):
         return not_asked("the syncer was hit, which concerns every learner")

@@ -1,0 +1,90 @@
+"""The SPMD target: parameters checked, units described, nodes and workers made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.errors import SpecError
+from harness.events import UnitInfo
+from targets import parameters
+from targets.base import Node, UnitSpec
+from targets.base import Worker as BaseWorker
+from targets.counter import SteadyCount
+from targets.diloco.trainers import lm
+from targets.spmd.launcher import Launcher
+from targets.spmd.params import SpmdParams
+from targets.spmd.worker import Worker
+
+LAUNCHER = "launcher"
+
+
+def create(params: Mapping[str, Any], seed: int) -> SpmdTarget:
+    """The target; raises ``harness.errors.SpecError`` that names every bad parameter."""
+    found = parameters.read(SpmdParams, params)
+    problems = found.problems + found.about(found.value.problems())
+    if not found.wrong & {"data", "sequence", "workers"}:
+        problems += found.about(lm.problems(found.value.as_diloco()))
+    if problems:
+        raise SpecError("target.params", problems)
+    return SpmdTarget(found.value)
+
+
+def params_schema() -> dict[str, Any]:
+    """JSON schema of ``[target] params``, for editors."""
+    return parameters.schema(SpmdParams)
+
+
+class SpmdTarget:
+    """Implements ``targets.base.Target``. Nodes and workers are for the simulated runtime."""
+
+    name = "spmd"
+
+    def __init__(self, checked: SpmdParams) -> None:
+        self.checked = checked
+        self.params: Mapping[str, Any] = parameters.plain(checked)
+        self._disks: dict[str, list[int]] = {name: [] for name in checked.names()}
+
+    def units(self) -> Sequence[UnitSpec]:
+        """The launcher, then the workers, which are learners to faults and reports."""
+        params = self.checked
+        launcher = UnitSpec(UnitInfo(name=LAUNCHER, role="syncer"))
+        return [launcher, *(self._worker(i) for i in range(params.workers))]
+
+    def _worker(self, number: int) -> UnitSpec:
+        params = self.checked
+        info = UnitInfo(
+            name=params.worker_name(number),
+            role="learner",
+            group="region-0",
+            tokens_per_step=params.batch * params.sequence,
+            step_time_ns=params.step_ns,
+        )
+        return UnitSpec(info, links=(LAUNCHER,), config={"index": number})
+
+    def fragments(self) -> tuple[int, ...]:
+        """None: nothing is merged, every step is one step of all."""
+        return ()
+
+    def node(self, unit: str) -> Node:
+        """A fresh node; raises ``KeyError`` for a name that is none of ours."""
+        if unit == LAUNCHER:
+            return Launcher(unit, self.checked)
+        self._disks[unit]
+        return Worker(unit, self.checked, LAUNCHER, barrier=True)
+
+    def worker(self, unit: str) -> BaseWorker:
+        """A fresh worker; it finds the checkpoints of earlier lives."""
+        from targets.spmd.work import SimulatedLauncher, SimulatedWorker
+
+        if unit == LAUNCHER:
+            return SimulatedLauncher()
+        return SimulatedWorker(self.checked, self._disks[unit])
+
+    def module(self) -> str:
+        """What a real unit runs."""
+        return "targets.spmd.serve"
+
+    def steady(self) -> SteadyCount:
+        """Steady once every worker took ``steady_steps`` steps."""
+        return SteadyCount(self.checked.names(), self.checked.steady_steps)
