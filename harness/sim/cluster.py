@@ -16,6 +16,7 @@ from typing import Any
 from faults.base import LinkState, Tuning
 from harness.errors import FaultSkipped, HarnessError
 from harness.events import AnyEvent, UnitExited, UnitNote, UnitReady, UnitSpawned, UnitStarted
+from harness.runtimes.linktable import LinkTable
 from harness.seeds import stream
 from harness.sim.loop import Loop
 from harness.sim.network import DOWN, UP, Link
@@ -23,6 +24,7 @@ from harness.sim.options import SimOptions
 from harness.sim.storage import Disk
 from harness.sim.unit import Lane, SimUnit, Skew
 from targets.base import (
+    Dial,
     Disconnect,
     Note,
     Save,
@@ -59,6 +61,7 @@ class Cluster:
         self._crash_log = crash_log
         self._fsync_range = (options.fsync_ms[0] * 1e6, options.fsync_ms[1] * 1e6)
         self._jitter_ns = options.step_jitter_ms * 1e6
+        self._paced: dict[type, bool] = {}
         self.units: dict[str, SimUnit] = {}
         unsynced = round(options.unsynced_ms * 1e6) if options.disk == "lying" else 0
         for spec in target.units():
@@ -69,10 +72,12 @@ class Cluster:
             for peer in unit.spec.links:
                 rng = stream(seed, "sim", "link", unit.name, peer)
                 other = self._unit(peer)
-                link = Link(unit, other, loop, self, options, rng)
+                link = Link(unit, other, loop, self, options, rng, peer in unit.spec.on_demand)
                 unit.links.append(link)
                 unit.peers[peer] = (link, UP)
-                other.peers[unit.name] = (link, DOWN)
+                other.peers[link.called[UP]] = (link, DOWN)
+        self._table = LinkTable(unit.spec for unit in self.units.values())
+        self._detached: set[str] = set()
 
     # --- life and death -------------------------------------------------------------------------
 
@@ -166,6 +171,9 @@ class Cluster:
         )
         unit.node = self._target.node(unit.name)
         unit.worker = self._target.worker(unit.name)
+        if self._options.load_ms is not None and hasattr(unit.worker, "costs"):
+            load_ns = round(self._options.load_ms * 1e6)
+            unit.worker.costs = replace(unit.worker.costs, load_ns=load_ns)
         self._tell_worker(unit)
         if unit.tuning.update:
             self._tamper(unit)
@@ -175,7 +183,8 @@ class Cluster:
         self.feed(unit, Started(unit.incarnation, unit.disk.saved()), now)
         if unit.life == life:
             for link in unit.links:
-                link.dial()
+                if not link.on_demand:
+                    link.dial()
 
     def _traffic(self, unit: SimUnit) -> Callable[[], tuple[int, int]]:
         """Bytes (sent to the unit, sent by it) on all its links since now, framing included."""
@@ -268,20 +277,23 @@ class Cluster:
                     self._begin_job(unit, lane_name, lane, self._loop.now_ns())
 
     def set_link(self, name: str, state: LinkState) -> None:
-        """Bring every link that the unit dials to ``state``."""
-        for link in self._links(name):
-            link.set_state(state)
+        """Bring every link of the unit, dialled by it or by others, to ``state``."""
+        self._own_links(name)
+        self._table.ask(name, state)
+        for entry in self._table.of(name):
+            link, _ = self.units[entry.unit].peers[entry.peer]
+            link.set_state(self._table.state(entry))
 
     def set_attached(self, name: str, attached: bool) -> None:
         """Take the unit off its network, or back on."""
-        for link in self._links(name):
-            link.set_attached(attached)
+        self._own_links(name)
+        (self._detached.discard if attached else self._detached.add)(name)
+        for link, _ in self._unit(name).peers.values():
+            link.set_attached(not any(end.name in self._detached for end in link.units))
 
-    def _links(self, name: str) -> list[Link]:
-        links = self._unit(name).links
-        if not links:
+    def _own_links(self, name: str) -> None:
+        if not self._unit(name).links:
             raise FaultSkipped(f"{name} opens no link of its own; aim at the units that dial it")
-        return links
 
     def _unit(self, name: str) -> SimUnit:
         try:
@@ -347,6 +359,8 @@ class Cluster:
                 unit.deferred = (effects, index + 1)
                 self._loop.after(delay, self._synced, (unit, unit.life))
                 return False
+            elif kind is Dial:
+                unit.peers[effect.peer][0].dial()
             elif kind is Disconnect:
                 end = unit.peers.get(effect.peer)
                 if end is not None:
@@ -437,8 +451,8 @@ class Cluster:
         if lane is None:
             lane = unit.lanes[name] = Lane()
         # A read answers from the state at this instant, however long the lane is busy with others.
-        bind = getattr(unit.worker, "bind", None) if name != "main" else None
-        lane.calls.append(bind(job) if bind is not None else None)
+        bind = unit.bind
+        lane.calls.append(bind(job) if bind is not None and name != "main" else None)
         lane.jobs.append(job)
         if len(lane.jobs) == 1:
             lane.began_ns = now
@@ -446,7 +460,7 @@ class Cluster:
 
     def _begin_job(self, unit: SimUnit, name: str, lane: Lane, now: int) -> None:
         job = lane.jobs[0]
-        paced = getattr(type(job), "paced", False)
+        paced = self._is_paced(type(job))
         if paced and unit.tuning.hang:
             lane.ends_ns = None
             return
@@ -457,10 +471,19 @@ class Cluster:
             if share is not None and share < self._options.compute_share:
                 duration *= self._options.compute_share / share
             duration = duration * unit.tuning.step_factor
+            if self._options.step_cv:
+                # Bounded, so that no draw gives a step of no length at all.
+                duration *= max(0.2, unit.random.gauss(1.0, self._options.step_cv))
             duration += self._jitter_ns * unit.random.random()
         elif share is not None and share < 1:
             duration /= share
         self._schedule_end(unit, name, lane, now + int(duration))
+
+    def _is_paced(self, kind: type) -> bool:
+        paced = self._paced.get(kind)
+        if paced is None:
+            paced = self._paced[kind] = bool(getattr(kind, "paced", False))
+        return paced
 
     def _schedule_end(self, unit: SimUnit, name: str, lane: Lane, ends_ns: int) -> None:
         lane.ends_ns = ends_ns
@@ -485,9 +508,11 @@ class Cluster:
             self._crash_log(unit.name, "".join(traceback.format_exception(error)))
             event: Any = WorkFailed(job, f"{type(error).__name__}: {error}")
         else:
-            if getattr(type(job), "paced", False):
+            if self._is_paced(type(job)):
                 began = began_ns if unit.skew is None else unit.skew.local_ns(began_ns)
-                result = replace(result, began_at_ns=began)
+                # Results are frozen for their readers; this one was made for us a moment ago, and
+                # a worker without a clock could not fill it in.
+                object.__setattr__(result, "began_at_ns", began)
             event = WorkDone(job, result)
         life = unit.life
         if lane.jobs:

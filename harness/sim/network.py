@@ -12,6 +12,8 @@ condition when it would arrive:
   attempt to open another fails;
 * cut: the session ends once that many bytes went upstream.
 
+A link *on demand* is dialled once whenever its dialler asks, and not again by itself.
+
 Each side has its own idea of the session. A side that gives up, or whose process dies, sends a
 closing frame; if that is dropped, the other side keeps a half-open session until its own
 protocol notices, and a later session replaces it.
@@ -26,7 +28,7 @@ from typing import Any, Protocol
 from faults.base import LinkState
 from harness.sim.loop import Action, Loop
 from harness.sim.options import SimOptions
-from targets.base import Connected, Disconnected, Received
+from targets.base import Connected, Disconnected, Received, caller
 
 UP, DOWN = 0, 1
 """Directions, and the side that sends in that direction: the dialler sends UP."""
@@ -78,9 +80,19 @@ class Link:
     """The link that ``dialler`` opens to ``listener``."""
 
     def __init__(
-        self, dialler: End, listener: End, loop: Loop, host: Host, options: SimOptions, rng: Random
+        self,
+        dialler: End,
+        listener: End,
+        loop: Loop,
+        host: Host,
+        options: SimOptions,
+        rng: Random,
+        on_demand: bool = False,
     ) -> None:
         self.units = (dialler, listener)
+        self.called = (caller(dialler.name) if on_demand else dialler.name, listener.name)
+        """How each unit is called at the other end."""
+        self.on_demand = on_demand
         self.nbytes = [0, 0]
         """Handed to the link in each direction, framing included."""
         self.state = HEALTHY
@@ -119,6 +131,8 @@ class Link:
         """``side`` closes its end; the dialler dials anew after a pause."""
         session = self.ends[side]
         self.ends[side] = None
+        if session is None and side == UP and self.on_demand:
+            session, self._dialling = self._dialling, None
         if session is not None:
             self._transmit((session, side, CLOSE, why))
         if side == UP and self._dialling is None:
@@ -140,7 +154,7 @@ class Link:
             self._transmit((session, side, CLOSE, "closed by peer"))
 
     def dial(self) -> None:
-        """The dialler's process wants a connection from now on."""
+        """The dialler's process wants a connection: from now on, or this once (on demand)."""
         session = self._dialling = Session()
         self._transmit((session, UP, OPEN, None))
         timeout = round(self._options.dial_timeout_ms * 1e6)
@@ -232,7 +246,7 @@ class Link:
             if receiver.frozen or receiver.blocked:
                 receiver.inbox.append((self._take, frame))
             else:
-                self._host.feed(receiver, Received(self.units[direction].name, message), now)
+                self._host.feed(receiver, Received(self.called[direction], message), now)
         elif kind == OPEN and (self.state.refused or receiver.node is None):
             self._loop.after(self._latency, self._refused, session)
         else:
@@ -273,19 +287,19 @@ class Link:
         side = 1 - direction
         if kind == DATA:
             if self.ends[side] is session:
-                event = Received(self.units[direction].name, message)
+                event = Received(self.called[direction], message)
                 self._host.feed(self.units[side], event, now)
         elif kind == OPEN:
             # A new session replaces one that this side still believed in.
             self.ends[DOWN] = session
             self._transmit((session, DOWN, ACCEPT, None))
-            self._host.feed(self.units[DOWN], Connected(self.units[UP].name), now)
+            self._host.feed(self.units[DOWN], Connected(self.called[UP]), now)
         elif kind == ACCEPT:
             if self._dialling is session:
                 self._dialling = None
                 self._backoff_ns = self._options.backoff_ms[0] * 1e6
                 self.ends[UP] = session
-                self._host.feed(self.units[UP], Connected(self.units[DOWN].name), now)
+                self._host.feed(self.units[UP], Connected(self.called[DOWN]), now)
         else:
             self._end(now, side, session, message)
 
@@ -319,11 +333,13 @@ class Link:
         if side == UP and self._dialling is session:
             self._dialling = None
             self._dial_later()
+            if self.on_demand:
+                self._host.feed(self.units[UP], Disconnected(self.called[DOWN], why), now)
         elif self.ends[side] is session:
             self.ends[side] = None
             if side == UP:
                 self._dial_later()
-            event = Disconnected(self.units[1 - side].name, why)
+            event = Disconnected(self.called[1 - side], why)
             self._host.feed(self.units[side], event, now)
 
     def _unstall(self) -> None:
@@ -344,6 +360,8 @@ class Link:
     # --- dialling -------------------------------------------------------------------------------
 
     def _dial_later(self) -> None:
+        if self.on_demand:
+            return
         low, high = 0.8, 1.2
         pause = self._backoff_ns * (low + (high - low) * self._random())
         self._backoff_ns = min(2 * self._backoff_ns, self._options.backoff_ms[1] * 1e6)
@@ -370,7 +388,10 @@ class Link:
     def _attempt_failed(self, now: int, session: Session) -> None:
         if self._dialling is session:
             self._transmit((session, UP, CLOSE, "attempt given up"))
-            self._dial_later()
+            if self.on_demand:
+                self._end(now, UP, session, "no connection could be made")
+            else:
+                self._dial_later()
 
 
 def size_of(frame: Frame) -> int:

@@ -51,6 +51,11 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     unsynced_ms: float = 0.0
     step_jitter_ms: float = 1.0
     """Lateness of a paced step's end, drawn evenly from zero to this."""
+    step_cv: float = 0.0
+    """Speed variance: the coefficient of variation of a paced step's duration, drawn from a normal
+    distribution for each step. What a step takes beyond its nominal time counts as slowed."""
+    load_ms: float | None = None
+    """How long a learner takes to load a whole model when it joins; None is the worker's guess."""
     compute_share: float = 0.5
     """Share of a paced step that needs the CPU; a quota below this slows the step."""
     clock_skew_ms: Mapping[str, float] = {}

@@ -69,6 +69,7 @@ class SimUnit:
 
     __slots__ = (
         "alive",
+        "bind",
         "blocked",
         "cpu_share",
         "deferred",
@@ -118,6 +119,8 @@ class SimUnit:
         self.node: Node | None = None
         """Set once imports and compilation are done."""
         self.worker: Worker | None = None
+        self.bind: Callable[[Any], Callable[[], Any]] | None = None
+        """The worker's way to fix what a job sees at the instant it is asked for."""
         self.outlet: Any = None
         """What sends in place of the links, once the unit's updates are tampered with."""
         self.incarnation = 0
