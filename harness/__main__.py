@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "report": "compute the reports of a run directory anew from its journal",
     "gate": "judge a run directory by its exit status",
     "compare": "two runs side by side",
+    "twin": "the same experiment live and simulated: do the two tell the same story",
     "simulate": "goodput and uptime on failing chips, at the paper's scale",
     "bandwidth": "what links a way of training needs",
     "list": "what there is: experiments, faults, runtimes, targets",

@@ -20,6 +20,8 @@ from reports.history import JOURNAL
 from reports.html import environment, tone
 from reports.ledger import LABELS
 from reports.schema import Report, from_json
+from reports.twin import Twin, are_twins, judge
+from reports.twin import lines as twin_lines
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Comparison:
     warnings: tuple[str, ...]
     comparable: bool
     """Whether a difference can mean anything: both runs measured something, on one host."""
+    twin: Twin | None = None
+    """For a live run and a simulated one of the same experiment and seed: whether they agree."""
 
 
 def load(path: Path) -> Report:
@@ -110,7 +114,8 @@ def compare(a: Report, b: Report) -> Comparison:
         _figure(label, _share(a, label), _share(b, label), text.percent, s)
         for label, s in ((label, 1 if label == "useful" else -1) for label in LABELS)
     )
-    return Comparison(a, b, figures, ledger, tuple(_warnings(a, b)), _comparable(a, b))
+    twin = judge(a, b) if are_twins(a, b) else None
+    return Comparison(a, b, figures, ledger, tuple(_warnings(a, b)), _comparable(a, b), twin)
 
 
 def _comparable(a: Report, b: Report) -> bool:
@@ -145,7 +150,8 @@ def _warnings(a: Report, b: Report) -> list[str]:
         ("hosts", a.run.host_fingerprint, b.run.host_fingerprint),
         ("seeds", str(a.run.seed), str(b.run.seed)),
     ):
-        if one != other:
+        # A simulated twin is of another runtime and of no host on purpose.
+        if one != other and not (are_twins(a, b) and name in ("runtimes", "hosts")):
             said.append(f"different {name}: {one or 'unknown'} and {other or 'unknown'}")
     return said
 
@@ -160,6 +166,9 @@ def as_text(comparison: Comparison) -> str:
     rows += [[f"time {f.name}", f.a, f.b, f.change, f.better] for f in comparison.ledger]
     lines = text.columns(rows)
     lines += [f"warning: {w}" for w in comparison.warnings]
+    if comparison.twin is not None:
+        words = "AGREE" if comparison.twin.ok else "DISAGREE"
+        lines += ["", f"live and simulated twin {words}", *twin_lines(comparison.twin)]
     if not comparison.comparable:
         lines.append("NOT COMPARABLE: a difference between these two runs proves nothing")
     return "\n".join(lines) + "\n"
@@ -175,6 +184,8 @@ def as_json(comparison: Comparison) -> bytes:
         "ledger": comparison.ledger,
         "warnings": comparison.warnings,
         "comparable": comparison.comparable,
+        "twin": comparison.twin
+        and {"ok": comparison.twin.ok, **msgspec.to_builtins(comparison.twin)},
     }
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
@@ -186,4 +197,6 @@ def as_html(comparison: Comparison) -> bytes:
         (name, report, text.title(report), tone(report), goodput_bar(report))
         for name, report in (("A", comparison.a), ("B", comparison.b))
     ]
-    return page.render(c=comparison, sides=sides, t=text, labels=LABELS).encode()
+    return page.render(
+        c=comparison, sides=sides, t=text, labels=LABELS, twin_lines=twin_lines
+    ).encode()
