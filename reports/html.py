@@ -6,6 +6,7 @@ the drawing code. Long tables are capped and say so. The same analysis gives the
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -228,7 +229,15 @@ def participation(analysis: Analysis) -> list[Member]:
 
 
 def _commonest(reasons: Counter[str]) -> list[tuple[str, int]]:
-    return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:4]
+    """Reasons that differ in their numbers alone are one reason, told by its commonest wording."""
+    groups: dict[str, Counter[str]] = {}
+    for reason, times in reasons.items():
+        groups.setdefault(re.sub(r"\d+", "#", reason), Counter())[reason] = times
+    told = [
+        (min(group, key=lambda reason: (-group[reason], reason)), group.total())
+        for group in groups.values()
+    ]
+    return sorted(told, key=lambda item: (-item[1], item[0]))[:4]
 
 
 def unit_notes(analysis: Analysis) -> list[tuple[str, str, str, str, int]]:

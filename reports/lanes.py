@@ -32,6 +32,9 @@ BAR_H = 18.0
 SHAPES_MAX = 16_000
 """Bars drawn over all lanes, so that the page stays small."""
 
+NARROW = 0.7
+"""Width in pixels below which a bar is not drawn on its own."""
+
 MARKS_MAX = 1_500
 """Ticks, crosses, dots and triangles per lane."""
 
@@ -162,7 +165,8 @@ def _lane(analysis: Analysis, scale: Scale, unit: str, per_lane: int, notes: lis
         segments = ledger.segments if ledger else []
         shown = thin(segments, scale, per_lane)
         if len(shown) < len(segments):
-            notes.append(f"lanes are thinned out: showing {len(shown)} of {len(segments)} bars")
+            bars = f"showing {len(shown)} of {len(segments)} bars"
+            notes.append(f"{unit}: {bars}, each pixel by what fills most of it")
         parts.append(_bars(shown, scale))
     parts.append(_marks(analysis, scale, unit, notes))
     return "".join(parts)
@@ -184,9 +188,11 @@ def _bars(segments: Sequence[Segment], scale: Scale) -> str:
 
 
 def thin(segments: Sequence[Segment], scale: Scale, most: int) -> list[Segment]:
-    """At most ``most`` segments. Too many are put into columns of equal time, each with the label
-    that fills most of it (ties: the label that comes first in the ledger's order)."""
-    if len(segments) <= most:
+    """At most ``most`` segments, none of them too narrow to see. Too many or too narrow ones are
+    put into columns of equal time, each with the label that fills most of it (ties: the label that
+    comes first in the ledger's order). A sliver drawn at its least width would look like more."""
+    narrow = NARROW * scale.span_ns / (WIDTH - LEFT - RIGHT)
+    if len(segments) <= most and all(s.end_ns - s.start_ns >= narrow for s in segments):
         return list(segments)
     columns = max(1, min(most, int(WIDTH - LEFT - RIGHT)))
     start, end = segments[0].start_ns, segments[-1].end_ns

@@ -5,9 +5,10 @@ Labels (the window runs from steady state to the end of the quiet tail):
 * ``useful``: in an inner step that counts, up to the step's nominal time.
 * ``slowed``: a step's time beyond its nominal time; a gap between steps under a lasting fault.
 * ``waiting``: blocked on a barrier or a merge.
-* ``lost``: steps of a life that died with no fragment of them merged, the step that was running
-  when it died; for a target without fragments, steps that a later life computed again or that a
-  new world went back behind.
+* ``lost``: steps that a life still held when it died, with no fragment of them merged, and the step
+  that was running; for a target without fragments, steps that a later life computed again or that
+  a new world went back behind. Steps that were overwritten unmerged are useful here, in a life that
+  goes on as in one that dies later: those show in merged goodput.
 * ``down_detect``: dead, and no other unit has acted on it yet; ``down_restart``: dead until the
   process runs again. Where no other unit noticed before the restart, all of it is down_restart:
   the supervisor acted on its own.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.events import Step
-from reports.coverage import Coverage, coverage
+from reports.coverage import Coverage, coverage, fragment_weights
 from reports.history import History
 from reports.lives import FaultWindow, Life, Seen
 
@@ -190,7 +191,9 @@ def _thrown(
     if not life.ended_by(end_ns):
         return [False] * len(life.steps)
     if history.merges or history.run.fragments:
-        return [not touched for touched in merged.touched(life)]
+        held = _held_after(history, life)
+        touched = merged.touched(life)
+        return [n > held and not t for n, t in zip(life.numbers, touched, strict=True)]
     # Without fragments, work is lost when a later life computes the same step again.
     again = min((n for later in lives[number + 1 :] for n in later.numbers), default=None)
     return [again is not None and n >= again for n in life.numbers]
@@ -202,6 +205,14 @@ def _rolled_back(history: History, life: Life) -> list[bool]:
         any(w.event.t_ns >= s.event.t_ns and w.event.step < s.event.step for w in history.worlds)
         for s in life.steps
     ]
+
+
+def _held_after(history: History, life: Life) -> int:
+    """The local step after which some fragment of the life was never overwritten again."""
+    last = dict.fromkeys(range(len(fragment_weights(history))), -1)
+    for seen in life.adopted:
+        last[seen.event.fragment] = max(last.get(seen.event.fragment, -1), seen.event.step)
+    return min(last.values(), default=-1)
 
 
 def _alive(paint: _Painter, life: Life, thrown: list[bool], holds: list[FaultWindow]) -> None:

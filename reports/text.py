@@ -51,6 +51,8 @@ def duration(value: float | None) -> str:
     """Seconds for people; a dash when not known."""
     if value is None:
         return "–"
+    if 0 < value < 0.0005:
+        return "< 1 ms"
     return f"{value * 1000:.0f} ms" if 0 < value < 0.1 else f"{value:.2f} s"
 
 

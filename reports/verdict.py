@@ -104,7 +104,9 @@ def _outcome(
     if unknown or blind:
         return "deviated", False, [*map(_says, unknown), *map(_gate, blind)]
     held = sum(a.finding.valid is True for a in answers)
-    reasons = [f"{held} checks hold, {len(gates)} of {len(gates)} gates met"]
+    idle = sum(not a.finding.asked for a in answers)
+    met = f"{len(gates)} of {len(gates)} gates met" if gates else "no gate was asked for"
+    reasons = [f"{held} checks hold ({idle} had nothing to judge), {met}"]
     return "passed", True, reasons
 
 

@@ -223,3 +223,24 @@ def test_overruns_make_the_host_too_slow() -> None:
     assert report.verdict.exit_status == 3
     fast = analyse(fold(journal(Cluster(compute_ms=99).events()))).report
     assert fast.verdict.outcome == "passed"
+
+
+def test_work_overwritten_long_before_a_death_was_not_lost_by_it() -> None:
+    """A learner cut off for 2 s trains in vain; whether it dies 4 s later must not matter."""
+    cut = Cut("learner-1", 3.0, 2.0)
+
+    def unmerged_while_cut(faults: list[Scripted]) -> list[ev.AnyEvent]:
+        out: list[ev.AnyEvent] = []
+        for event in Cluster(faults=faults).events():
+            # Its first push after the cut is refused, so that nothing of that time is merged.
+            if isinstance(event, ev.Merged) and 5 * SECOND < event.t_ns < round(5.2 * SECOND):
+                kept = tuple(p for p in event.contributions if p.unit != "learner-1")
+                event = replace(event, contributions=kept)
+            out.append(event)
+        return out
+
+    lived = labels_of(unmerged_while_cut([cut]), "learner-1")
+    assert lived == {"useful": 11 * SECOND}
+    died = labels_of(unmerged_while_cut([cut, Kill("learner-1", 9.0, 0.5)]), "learner-1")
+    # Only the last steps before its death: the one that ended with it was held and never merged.
+    assert died["lost"] == 100 * MS
