@@ -106,12 +106,19 @@ def swim_lanes(analysis: Analysis) -> Drawing:
         _axis(scale, height),
     ]
     notes: list[str] = []
+    hidden: list[tuple[int, int]] = []
     per_lane = SHAPES_MAX // max(1, len(history.learners))
     for index, unit in enumerate(units):
         top = TOP + index * ROW
         out.append(f'<g transform="translate(0 {number(top)})">')
-        out.append(_lane(analysis, scale, unit, per_lane, notes))
+        out.append(_lane(analysis, scale, unit, per_lane, notes, hidden))
         out.append("</g>")
+    if hidden:
+        few, all_bars = sum(a for a, _ in hidden), sum(b for _, b in hidden)
+        words = (
+            f"showing {few} of {all_bars} bars in {len(hidden)} of {len(history.learners)} lanes"
+        )
+        notes.append(f"{words}, each pixel by what fills most of it")
     out += [_milestones(analysis, scale, height), "</svg>"]
     return Drawing(Markup("".join(out)), "; ".join(dict.fromkeys(notes)))
 
@@ -145,7 +152,14 @@ def _milestones(analysis: Analysis, scale: Scale, height: float) -> str:
     return "".join(parts)
 
 
-def _lane(analysis: Analysis, scale: Scale, unit: str, per_lane: int, notes: list[str]) -> str:
+def _lane(
+    analysis: Analysis,
+    scale: Scale,
+    unit: str,
+    per_lane: int,
+    notes: list[str],
+    hidden: list[tuple[int, int]],
+) -> str:
     history = analysis.history
     right = WIDTH - RIGHT
     name = escape(unit if len(unit) <= 16 else unit[:15] + "…")
@@ -165,8 +179,7 @@ def _lane(analysis: Analysis, scale: Scale, unit: str, per_lane: int, notes: lis
         segments = ledger.segments if ledger else []
         shown = thin(segments, scale, per_lane)
         if len(shown) < len(segments):
-            bars = f"showing {len(shown)} of {len(segments)} bars"
-            notes.append(f"{unit}: {bars}, each pixel by what fills most of it")
+            hidden.append((len(shown), len(segments)))
         parts.append(_bars(shown, scale))
     parts.append(_marks(analysis, scale, unit, notes))
     return "".join(parts)
