@@ -9,7 +9,8 @@ exception: it is always counted from the effect, because noticing comes before t
   somebody notices it, so there it is counted from the fault's execution.
 * ``restart``: until the unit's process ran again (only when it died).
 * ``ready``: until its first inner step was done (only when it died or stood still).
-* ``reintegrate``: until its first contribution was merged. This is the self-healing latency.
+* ``reintegrate``: until its first contribution was merged. This is the self-healing latency. Where
+  units train in lockstep, every step is everybody's: then it is the same as ``ready``.
 * ``throughput``: until the 2 s token rate of the unit was within 5 % of the rate before.
 """
 
@@ -120,11 +121,11 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     def since(t_ns: int | None) -> int | None:
         return None if t_ns is None or origin is None or t_ns > limit else max(0, t_ns - origin)
 
-    reintegrate = since(merged.event.t_ns if merged else None)
+    reintegrate = since(merged.event.t_ns if merged else ready if history.worlds else None)
     return Healing(
         fact=fact,
         origin_ns=origin,
-        detect_ns=_detect(history, fact, merged),
+        detect_ns=_detect(history, fact, merged, ready if history.worlds else None),
         restart_ns=since(later.begin_ns if later else None),
         ready_ns=since(ready),
         reintegrate_ns=reintegrate,
@@ -135,12 +136,14 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     )
 
 
-def _detect(history: History, fact: FaultFact, merged: Seen[Merged] | None) -> int | None:
+def _detect(
+    history: History, fact: FaultFact, merged: Seen[Merged] | None, again_ns: int | None
+) -> int | None:
     window, effect = fact.window, fact.effect
     if effect is None or effect.what not in OUT:
         return None
     begin = effect.at_ns
-    over = history.end_ns if merged is None else merged.event.t_ns
+    over = again_ns or history.end_ns if merged is None else merged.event.t_ns
     if effect.what != "exit":
         begin = min(begin, window.executed_ns or begin)
         over = min(history.end_ns, window.until_ns(history.end_ns) + NOTICE_SLACK_NS)

@@ -49,6 +49,9 @@ from targets.spmd.messages import (
 )
 from targets.spmd.params import SpmdParams
 
+RETURN_NS = 30_000_000_000
+"""Elastic: a survivor of the last world that is not back by then is done without."""
+
 BLAME_NS = 300_000_000
 """Survivors may notice a death before its link breaks; whose it was is waited for so long."""
 
@@ -67,6 +70,9 @@ class Launcher:
         self._ready: dict[str, tuple[int, ...]] = {}
         """Fresh processes that wait, with the checkpoints they hold."""
         self._arrived_ns = 0
+        self._expected: frozenset[str] = frozenset()
+        """Members of the last world that are on their way back: none of them is left behind."""
+        self._expected_until_ns = 0
         self._retry_ns = NEVER
         self._blame: tuple[int, str] | None = None
         """(until when a culprit is waited for, what the first survivor said)."""
@@ -100,7 +106,7 @@ class Launcher:
         if self._blame is not None:
             due = min(due, self._blame[0])
         if self._gathering and self._few_will_do():
-            due = min(due, self._arrived_ns + self._regroup_ns)
+            due = min(due, self._patient_until_ns())
         return None if due >= NEVER else due
 
     def _react(self, event: Input) -> None:
@@ -215,11 +221,16 @@ class Launcher:
     def _few_will_do(self) -> bool:
         return self.params.variant == "elastic" and len(self._ready) >= self.params.workers_min
 
+    def _patient_until_ns(self) -> int:
+        if self._expected.issubset(self._ready):
+            return self._arrived_ns + self._regroup_ns
+        return max(self._expected_until_ns, self._arrived_ns + self._regroup_ns)
+
     def _form(self) -> None:
         if not self._gathering:
             return
         all_there = len(self._ready) == self.params.workers
-        patient = self._now < self._arrived_ns + self._regroup_ns
+        patient = self._now < self._patient_until_ns()
         if not all_there and (patient or not self._few_will_do()):
             return
         self.world += 1
@@ -252,6 +263,8 @@ class Launcher:
     def _end(self, because: str, why: str, *, planned: bool = False) -> None:
         ended, self.members = self.members, ()
         self._blame = None
+        self._expected = frozenset(ended) if planned else frozenset(ended) - {because}
+        self._expected_until_ns = self._now + RETURN_NS
         self._note(WorldEnded, world=self.world, because=because, why=why, planned=planned)
         for member in ended:
             if member not in self._said_bye and member not in self._ready:

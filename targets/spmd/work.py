@@ -24,8 +24,11 @@ from targets.spmd.messages import (
     OpenWorld,
 )
 from targets.spmd.params import SpmdParams
-from targets.spmd.worker import WAIT_SHARE
 from targets.spmd.world import MeetingPoint, World, initial_state, open_meeting_point
+
+WAIT_SHARE = 2
+"""Waiting for the others costs an emulated chip nothing while it is shorter than half a step: the
+pacer takes it from the time that the step leaves (see ``Pacer.begin``). Longer is journalled."""
 
 
 class SpmdWorker:

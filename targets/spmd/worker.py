@@ -56,8 +56,8 @@ from targets.spmd.params import SpmdParams
 RESTART = 75
 """Exit code (EX_TEMPFAIL) of a worker whose world is over: start it anew, it did nothing wrong."""
 
-WAIT_SHARE = 10
-"""A wait for the others is journalled when it is longer than a step's tenth."""
+STUCK_STEPS = 2
+"""Whoever is this many step times in one step is not computing: it waits for somebody."""
 
 WHY_MAX = 300
 
@@ -80,6 +80,8 @@ class Worker:
         self._until: int | None = None
         self._keeping: int | None = None
         self._waiting_since = 0
+        self._idle_since: int | None = None
+        """When the last step ended; None before the first one."""
         self._incarnation = 0
         self._now = 0
         self._stopped = False
@@ -194,6 +196,7 @@ class Worker:
 
     def _advanced(self, job: Advance, result: Advanced) -> None:
         self.step = job.step
+        self._idle_since = self._now
         if result.waited is not None:
             self._note(
                 Waited,
@@ -250,7 +253,7 @@ class Worker:
         self._out.append(Work(Advance(self.step + 1)))
 
     def _waited(self, began_ns: int, ended_ns: int) -> None:
-        if ended_ns - began_ns > self.params.step_ns // WAIT_SHARE:
+        if ended_ns > began_ns:
             why = f"for the others, after step {self.step}"
             self._note(Waited, t_ns=ended_ns, began_at_ns=began_ns, why=why)
 
@@ -261,6 +264,9 @@ class Worker:
         self._out.append(Send(self.launcher, message))
 
     def _end(self, why: str, code: int) -> None:
+        since = self._idle_since
+        if since is not None and self._now - since > STUCK_STEPS * self.params.step_ns:
+            self._note(Waited, began_at_ns=since, why="for the others, in vain")
         self._note(UnitEnded, why=why)
         self._stop(why, code)
 
