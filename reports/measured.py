@@ -3,7 +3,7 @@
 Each figure is the median over the samples of the run, with how many there were. How a unit comes to
 life is taken from later lives where there are any: the first ones all start at once and crowd the
 host, and they are over before anything is measured. Lateness of steps is a mean, because goodput
-sums it; steps that a fault slowed by half or more are left out of it.
+sums it, and so is the gap between two; steps that a fault slowed by half or more are left out.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class _Samples:
         self.spawned: dict[str, int] = {}
         self.started: dict[tuple[str, int], int] = {}
         self.ready: dict[tuple[str, int], int] = {}
+        self.stepped: dict[tuple[str, int], tuple[int, int]] = {}
 
     def take(self, event: AnyEvent) -> None:
         match event:
@@ -114,9 +115,15 @@ class _Samples:
         self.found[name].append(max(0, whole - event.import_ns))
 
     def _step(self, event: ev.Step) -> None:
-        late = event.t_ns - event.began_at_ns - event.nominal_ns
-        if event.nominal_ns and abs(late) < SLOWED_BY_FAULT * event.nominal_ns:
+        key = (event.unit, event.incarnation)
+        number, before_ns = self.stepped.get(key, (0, 0))
+        self.stepped[key] = (event.step, event.t_ns)
+        if event.step != number + 1 or not number or not event.nominal_ns:
+            return
+        late = event.t_ns - before_ns - event.nominal_ns
+        if abs(late) < SLOWED_BY_FAULT * event.nominal_ns:
             self.found["step late"].append(late)
+            self.found["step gap"].append(max(0, event.began_at_ns - before_ns))
 
 
 _ABOUT = {
@@ -128,7 +135,8 @@ _ABOUT = {
     "syncer boot": "from the syncer's first line until it is ready",
     "join": "from ready until a learner holds the state it trains on",
     "round trip": "of a heartbeat on a link",
-    "step late": "what a paced step takes beyond its nominal time, in the mean",
+    "step gap": "from the end of a step until the next one begins, in the mean",
+    "step late": "by how much a step ends later than its nominal time after the last, in the mean",
     "detect": "from a fault's effect until somebody acted on it",
 }
 
@@ -146,4 +154,4 @@ def measure(events: Iterable[AnyEvent], detect_s: Sequence[float] = ()) -> Measu
 def _middle(name: str, found: Sequence[float]) -> float | None:
     if not found:
         return None
-    return fmean(found) if name == "step late" else median(found)
+    return fmean(found) if name.startswith("step") else median(found)

@@ -53,8 +53,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Exits 0 when the twins agree, 1 when they do not; a live run that proves nothing decides
-    nothing, and its own exit status is passed on."""
+    """Exits 0 when the twins agree, 1 when they do not; a run that proves nothing decides nothing,
+    and its own exit status is passed on."""
     out = options.out or Path("runs") / f"{Path(options.spec).stem}-twin-{new_run_id()}"
     quiet = options.quiet or options.json
     if options.live is None:
@@ -64,13 +64,13 @@ def execute(options: argparse.Namespace) -> int:
     else:
         live_dir = options.live
         live = write_reports(live_dir)
-    if live.verdict.exit_status not in (0, 1):
-        why = "; ".join(live.verdict.reasons)
-        sys.stderr.write(f"the live run proves nothing: {live.verdict.outcome}: {why}\n")
+    if not _proves("live", live):
         return live.verdict.exit_status
     measured = measured_in(live_dir, live)
     twin = simulated_twin(options.spec, live_dir, measured)
     simulated = _perform(twin, "simulated", out / "simulated", quiet=True)
+    if not _proves("simulated", simulated):
+        return simulated.verdict.exit_status
     verdict = judge(live, simulated)
     theirs = measured_in(out / "simulated", simulated)
     if options.json:
@@ -80,6 +80,14 @@ def execute(options: argparse.Namespace) -> int:
         said = [*table(measured, theirs), "", as_text(compare(live, simulated)).rstrip()]
         sys.stdout.write("\n".join([*said, f"runs: {live_dir}, {out / 'simulated'}", ""]))
     return 0 if verdict.ok else 1
+
+
+def _proves(which: str, report: Report) -> bool:
+    if report.verdict.exit_status in (0, 1):
+        return True
+    why = "; ".join(report.verdict.reasons)
+    sys.stderr.write(f"the {which} run proves nothing: {report.verdict.outcome}: {why}\n")
+    return False
 
 
 def measured_in(directory: Path, report: Report) -> Measured:
@@ -123,7 +131,8 @@ def sim_options(measured: Measured) -> SimOptions:
     always("cold_compile_ms", "first compile")
     always("compile_ms", "compile", "first compile")
     always("syncer_ready_ms", "syncer boot")
-    round_trip, join, late = (measured.ms(n) for n in ("round trip", "join", "step late"))
+    round_trip, join = measured.ms("round trip"), measured.ms("join")
+    late, gap = measured.ms("step late"), measured.ms("step gap")
     if round_trip is not None:
         found["latency_ms"] = (round_trip / 2, round_trip / 2)
     if join is not None:
@@ -132,6 +141,8 @@ def sim_options(measured: Measured) -> SimOptions:
     if late is not None:
         # Drawn evenly from zero to this, so the mean is half of it.
         found["step_jitter_ms"] = max(0.0, 2 * late)
+    if gap is not None:
+        found["step_gap_ms"] = gap
     return SimOptions(**found)
 
 

@@ -61,6 +61,7 @@ class Cluster:
         self._crash_log = crash_log
         self._fsync_range = (options.fsync_ms[0] * 1e6, options.fsync_ms[1] * 1e6)
         self._jitter_ns = options.step_jitter_ms * 1e6
+        self._gap_ns = round(options.step_gap_ms * 1e6)
         self._paced: dict[type, bool] = {}
         self.units: dict[str, SimUnit] = {}
         unsynced = round(options.unsynced_ms * 1e6) if options.disk == "lying" else 0
@@ -509,6 +510,8 @@ class Cluster:
             event: Any = WorkFailed(job, f"{type(error).__name__}: {error}")
         else:
             if self._is_paced(type(job)):
+                # Of a step paced by absolute deadlines, what comes before it is no longer its own.
+                began_ns = min(began_ns + self._gap_ns, now)
                 began = began_ns if unit.skew is None else unit.skew.local_ns(began_ns)
                 # Results are frozen for their readers; this one was made for us a moment ago, and
                 # a worker without a clock could not fill it in.

@@ -51,6 +51,9 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     unsynced_ms: float = 0.0
     step_jitter_ms: float = 1.0
     """Lateness of a paced step's end, drawn evenly from zero to this."""
+    step_gap_ms: float = 0.0
+    """How much of a paced step's time goes by before the step itself begins (its driver, and
+    fragments being adopted); the deadline stays where it is."""
     step_cv: float = 0.0
     """Speed variance: the coefficient of variation of a paced step's duration, drawn from a normal
     distribution for each step. What a step takes beyond its nominal time counts as slowed."""
