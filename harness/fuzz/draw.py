@@ -50,6 +50,10 @@ def _params(rng: Random) -> Table:
         # With a merge at every step, whoever is slower than the quorum always finds its counters
         # just restarted when it is asked: by design it is never heard.
         quorum = learners
+    elif not grace and quorum < learners:
+        # Likewise where steps race ahead with every report: merges must be rarer than reports.
+        learners, every = min(learners, 3), rng.choice((6, 8))
+        quorum = min(quorum, learners)
     params: Table = {
         "learners": learners,
         "quorum": quorum,

@@ -17,6 +17,7 @@ from harness.events import (
     Merged,
     Step,
     UnitExited,
+    UnitNote,
     UnitStarted,
     UpdateRefused,
     Waited,
@@ -199,6 +200,15 @@ def test_poisoned_updates_are_refused_by_name(how: str) -> None:
     story = Story(experiment(poison, trainer="quadratic", duration_s=15, quiet_tail_s=10))
     assert story.violations() == []
     assert {r.sender for r in story.of(UpdateRefused)} == {"learner-1"}
+
+
+def test_a_lying_disk_is_seen_through() -> None:
+    """No protocol survives a disk that forgets what it had synced; the run must not pass."""
+    disk = {"disk": "lying", "unsynced_ms": 1500.0}
+    story = Story(experiment(fault("kill", "syncer", 8), options=disk))
+    found = {v.check for v in story.violations()}
+    assert found & {"nothing-lost", "one-author", "versions", "liveness"}
+    assert "history-lost" in {n.what for n in story.of(UnitNote, "syncer")}
 
 
 def test_skewed_clocks_change_nothing_that_matters() -> None:
