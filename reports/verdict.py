@@ -23,6 +23,7 @@ from reports.checks import Answer
 from reports.history import History
 from reports.ledger import OTHER_MAX, Ledger
 from reports.schema import GateRow, Outcome, Residue, Verdict
+from reports.text import bound, figure
 
 OVERRUNS_MAX = 0.05
 """Share of overruns above which the host is too slow for the run to mean anything."""
@@ -152,4 +153,4 @@ def _says(answer: Answer) -> str:
 def _gate(row: GateRow) -> str:
     if row.value is None:
         return f"gate {row.name}: {row.why}"
-    return f"gate {row.name}: {row.value:.4g} {row.unit}, the bound is {row.bound:g}"
+    return f"gate {row.name}: {figure(row.value, row.unit)}, must be {bound(row)}"
