@@ -6,7 +6,7 @@ is shown all the same, with a warning: such a difference proves little.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from reports.charts import goodput_bar
 from reports.history import JOURNAL
 from reports.html import environment, tone
 from reports.ledger import LABELS
-from reports.schema import Report, from_json
+from reports.schema import GateRow, Report, from_json
 from reports.twin import Twin, are_twins, judge
 from reports.twin import lines as twin_lines
 
@@ -107,15 +107,18 @@ _FIGURES: tuple[tuple[str, Number, Words, int], ...] = (
 """Name, value, how it is written, and whether more is better (1), worse (-1) or neither (0)."""
 
 
-def compare(a: Report, b: Report) -> Comparison:
-    """Put two reports side by side."""
+def compare(a: Report, b: Report, *, together: bool = False) -> Comparison:
+    """Put two reports side by side. ``together``: they are of one suite, so different experiments
+    are what was asked for."""
     figures = tuple(_figure(n, value(a), value(b), w, s) for n, value, w, s in _FIGURES)
     ledger = tuple(
         _figure(label, _share(a, label), _share(b, label), text.percent, s)
         for label, s in ((label, 1 if label == "useful" else -1) for label in LABELS)
     )
     twin = judge(a, b) if are_twins(a, b) else None
-    return Comparison(a, b, figures, ledger, tuple(_warnings(a, b)), _comparable(a, b), twin)
+    return Comparison(
+        a, b, figures, ledger, tuple(_warnings(a, b, together)), _comparable(a, b), twin
+    )
 
 
 def _comparable(a: Report, b: Report) -> bool:
@@ -139,7 +142,7 @@ def _figure(name: str, a: float | None, b: float | None, words: Words, sign: int
     return Figure(name, words(a), words(b), change, better)
 
 
-def _warnings(a: Report, b: Report) -> list[str]:
+def _warnings(a: Report, b: Report, together: bool) -> list[str]:
     said = []
     for side, report in (("A", a), ("B", b)):
         if not report.verdict.conclusive:
@@ -151,13 +154,15 @@ def _warnings(a: Report, b: Report) -> list[str]:
         ("seeds", str(a.run.seed), str(b.run.seed)),
     ):
         # A simulated twin is of another runtime and of no host on purpose.
-        if one != other and not (are_twins(a, b) and name in ("runtimes", "hosts")):
+        if one == other or (together and name == "experiments"):
+            continue
+        if not (are_twins(a, b) and name in ("runtimes", "hosts")):
             said.append(f"different {name}: {one or 'unknown'} and {other or 'unknown'}")
     return said
 
 
-def as_text(comparison: Comparison) -> str:
-    """The comparison for a terminal."""
+def as_text(comparison: Comparison, gates: Sequence[GateRow] = ()) -> str:
+    """The comparison for a terminal, and the bounds that a suite sets."""
     a, b = comparison.a, comparison.b
     rows = [["", "A", "B", "B to A", "better"]]
     rows.append(["outcome", text.title(a), text.title(b), "", ""])
@@ -166,12 +171,18 @@ def as_text(comparison: Comparison) -> str:
     rows += [[f"time {f.name}", f.a, f.b, f.change, f.better] for f in comparison.ledger]
     lines = text.columns(rows)
     lines += [f"warning: {w}" for w in comparison.warnings]
+    lines += [f"gate {g.name}: {_gate_value(g)}, {'met' if g.ok else 'not met'}" for g in gates]
     if comparison.twin is not None:
         words = "AGREE" if comparison.twin.ok else "DISAGREE"
         lines += ["", f"live and simulated twin {words}", *twin_lines(comparison.twin)]
     if not comparison.comparable:
         lines.append("NOT COMPARABLE: a difference between these two runs proves nothing")
     return "\n".join(lines) + "\n"
+
+
+def _gate_value(gate: GateRow) -> str:
+    value = "unknown" if gate.value is None else f"×{gate.value:.2f}"
+    return f"{value} ({gate.better} ×{gate.bound:g})"
 
 
 def as_json(comparison: Comparison) -> bytes:
@@ -190,13 +201,19 @@ def as_json(comparison: Comparison) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def as_html(comparison: Comparison) -> bytes:
-    """The comparison as a self-contained page."""
+def as_html(comparison: Comparison, *, title: str = "", gates: Sequence[GateRow] = ()) -> bytes:
+    """The comparison as a self-contained page; ``title`` and ``gates`` are those of a suite."""
     page = environment().get_template("compare.html.j2")
     sides = [
         (name, report, text.title(report), tone(report), goodput_bar(report))
         for name, report in (("A", comparison.a), ("B", comparison.b))
     ]
     return page.render(
-        c=comparison, sides=sides, t=text, labels=LABELS, twin_lines=twin_lines
+        c=comparison,
+        sides=sides,
+        t=text,
+        labels=LABELS,
+        twin_lines=twin_lines,
+        title=title,
+        gates=[(g, _gate_value(g)) for g in gates],
     ).encode()

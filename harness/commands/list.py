@@ -10,7 +10,7 @@ from typing import Any
 
 import faults
 import targets
-from harness import catalogue
+from harness import catalogue, suite
 from harness.runtimes import RUNTIMES
 from reports.gate import GATES
 
@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["experiments", "faults", "runtimes", "targets", "gates"],
+        choices=["experiments", "suites", "faults", "runtimes", "targets", "gates"],
         help="only this family",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -44,6 +44,7 @@ def everything() -> dict[str, dict[str, str]]:
     """Family to name to one line of help."""
     return {
         "experiments": {n: tomllib.loads(catalogue.text(n))["title"] for n in catalogue.names()},
+        "suites": {n: tomllib.loads(suite.text(n))["title"] for n in suite.names()},
         "faults": {kind: _fault(kind) for kind in faults.FAULTS},
         "runtimes": {
             "process": "units are local processes behind loopback proxies",

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalogue
+from harness import suite as suites
+from harness.commands import together
 from harness.commands.progress import Progress
 from harness.compose import Checked, check, compose
 from harness.errors import SpecError
@@ -17,15 +19,17 @@ from harness.rundir import RunDir, new_run_id
 from harness.runner import run, stop_on_signals
 from harness.runtimes import RUNTIMES
 from harness.runtimes.base import RunContext, Runtime
+from harness.suite import Suite
 from reports.gate import GATES
-from reports.schema import to_json
+from reports.schema import Report, to_json
 from reports.text import terminal
+from reports.together import TOGETHER
 from reports.write import write_reports
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("spec", help="a spec file, or the name of a built-in experiment")
+    parser.add_argument("spec", help="a spec file, or the name of a built-in experiment or suite")
     parser.add_argument("--runtime", choices=list(RUNTIMES), help="overrides the spec's runtime")
     parser.add_argument("--seed", type=int, help="repeats a run's random draws")
     parser.add_argument("--out", type=Path, help="run directory (default: runs/NAME-RUN)")
@@ -44,7 +48,60 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run the experiment; the exit status is the verdict's."""
+    """Run the experiment or suite; the exit status is the verdict's."""
+    suite = suites.find(options.spec, TOGETHER)
+    if suite is not None:
+        return _together(suite, options)
+    report, out = _one(options)
+    if options.json:
+        sys.stdout.write(to_json(report).decode())
+    else:
+        sys.stdout.write(terminal(report, str(out / "report.html")) + "\n")
+    return report.verdict.exit_status
+
+
+def _together(suite: Suite, options: argparse.Namespace) -> int:
+    """Every experiment of the suite with the same seed, then their comparison."""
+    seed = suite.seed if options.seed is None else options.seed
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    problems: list[str] = []
+    specs = [_member(suite, member) for member in suite.together]
+    for spec in specs:  # no hour of running before the second one's misspelt name shows
+        try:
+            prepare(spec, seed, overrides=parse_settings(options.set))
+        except SpecError as error:
+            problems += [f"{Path(spec).stem}: {p}" for p in error.problems]
+    if problems:
+        raise SpecError(suite.name, problems)
+    out = options.out or Path("runs") / f"{suite.name}-{new_run_id()}"
+    say = sys.stderr if options.json else sys.stdout
+    last = 0
+
+    def one(spec: str, directory: Path) -> int:
+        nonlocal last
+        given = {**vars(options), "spec": _member(suite, spec), "seed": seed, "out": directory}
+        report, place = _one(argparse.Namespace(**given))
+        print(terminal(report, str(place / "report.html")), file=say, flush=True)
+        last = report.verdict.exit_status
+        return last
+
+    found = together.carry_out(suite, out, one)
+    if found is None:
+        return last
+    if options.json:
+        sys.stdout.write(together.as_json(suite, found).decode())
+    else:
+        sys.stdout.write(together.terminal(suite, found, out))
+    return found.status
+
+
+def _member(suite: Suite, spec: str) -> str:
+    beside = suite.base / spec if suite.base is not None else None
+    return str(beside) if beside is not None and beside.is_file() else spec
+
+
+def _one(options: argparse.Namespace) -> tuple[Report, Path]:
+    """One experiment: its report, and the directory that holds it."""
     checked = _checked(options)
     run_id = new_run_id()
     out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
@@ -66,12 +123,7 @@ def execute(options: argparse.Namespace) -> int:
     )
     with stop_on_signals() as stop, Progress(experiment, say, quiet=options.quiet) as progress:
         run(experiment, rundir, observer=progress.observe, stop=stop)
-    report = write_reports(rundir.path)
-    if options.json:
-        sys.stdout.write(to_json(report).decode())
-    else:
-        sys.stdout.write(terminal(report, str(rundir.report_html)) + "\n")
-    return report.verdict.exit_status
+    return write_reports(rundir.path), rundir.path
 
 
 def _checked(options: argparse.Namespace) -> Checked:

@@ -59,6 +59,9 @@ RESTART = 75
 STUCK_STEPS = 2
 """Whoever is this many step times in one step is not computing: it waits for somebody."""
 
+UNPACED_NS = 1_000_000_000
+"""The same for steps without a nominal time."""
+
 WHY_MAX = 300
 
 
@@ -265,7 +268,8 @@ class Worker:
 
     def _end(self, why: str, code: int) -> None:
         since = self._idle_since
-        if since is not None and self._now - since > STUCK_STEPS * self.params.step_ns:
+        limit_ns = STUCK_STEPS * self.params.step_ns or UNPACED_NS
+        if since is not None and self._now - since > limit_ns:
             self._note(Waited, began_at_ns=since, why="for the others, in vain")
         self._note(UnitEnded, why=why)
         self._stop(why, code)

@@ -1,0 +1,103 @@
+"""Suites on the command line: each experiment in a folder of its own, then one page for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness import suite as suites
+from harness.errors import SpecError
+from harness.suite import Suite
+from reports.build import build
+from reports.compare import Comparison, as_html, as_text, compare
+from reports.schema import GateRow, Report
+from reports.together import TOGETHER, exit_status, judge_together
+
+STOPPED = (130, 143)
+"""Exit statuses of a run that somebody stopped; the suite then stops, too."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a suite came to."""
+
+    reports: tuple[Report, ...]
+    comparisons: tuple[Comparison, ...]
+    """The first run against each of the others."""
+    gates: tuple[GateRow, ...]
+    status: int
+
+
+def kept(directory: Path) -> Suite | None:
+    """The suite whose directory this is; None when it is a run's or nobody's."""
+    path = directory / suites.FILE
+    if not path.is_file():
+        return None
+    return suites.read(path.read_text(encoding="utf-8"), directory.name, TOGETHER)
+
+
+def carry_out(suite: Suite, out: Path, one: Callable[[str, Path], int]) -> Outcome | None:
+    """Run every experiment with ``one(spec, directory)``, which returns its exit status.
+
+    None when one of them was stopped: what there is of it lies in its own directory.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / suites.FILE).exists():
+            raise SpecError("--out", [f"{out} already holds a suite; name another folder"])
+        (out / suites.FILE).write_text(suite.text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError("--out", [f"cannot write to {out}: {error.strerror or error}"]) from error
+    for member, folder in zip(suite.together, suite.folders(), strict=True):
+        if one(member, out / folder) in STOPPED:
+            return None
+    return write(suite, out)
+
+
+def write(suite: Suite, out: Path) -> Outcome:
+    """Compare the suite's runs and write the pages; a pure function of their journals."""
+    found = judge(suite, out)
+    for folder, comparison in zip(suite.folders()[1:], found.comparisons, strict=True):
+        page = as_html(comparison, title=suite.title, gates=found.gates)
+        (out / page_name(suite, folder)).write_bytes(page)
+    (out / "suite.json").write_bytes(as_json(suite, found))
+    return found
+
+
+def page_name(suite: Suite, folder: str) -> str:
+    """File of the page that compares the first run with the one in ``folder``."""
+    return "compare.html" if len(suite.together) == 2 else f"compare-{folder}.html"
+
+
+def judge(suite: Suite, out: Path) -> Outcome:
+    """The suite's outcome, computed from the journals below ``out``."""
+    reports = tuple(build(out / folder) for folder in suite.folders())
+    comparisons = tuple(compare(reports[0], r, together=True) for r in reports[1:])
+    gates = tuple(judge_together(suite.gate, reports))
+    return Outcome(reports, comparisons, gates, exit_status(reports, gates))
+
+
+def as_json(suite: Suite, found: Outcome) -> bytes:
+    """The suite for machines."""
+    value: dict[str, Any] = {
+        "schema": 1,
+        "suite": suite.name,
+        "title": suite.title,
+        "exit_status": found.status,
+        "gates": found.gates,
+        "runs": dict(zip(suite.folders(), found.reports, strict=True)),
+    }
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def terminal(suite: Suite, found: Outcome, out: Path) -> str:
+    """The suite's last words on a terminal."""
+    lines = [f"{suite.name}: {suite.title}", ""]
+    for comparison in found.comparisons:
+        lines += [as_text(comparison, gates=found.gates), ""]
+    pages = [str(out / page_name(suite, f)) for f in suite.folders()[1:]]
+    return "\n".join([*lines, *(f"side by side: {page}" for page in pages)]) + "\n"

@@ -1,0 +1,117 @@
+"""Suites: experiments that are run one after the other with one seed, and judged together.
+
+    title = "..."
+    together = ["headline-decoupled", "headline-spmd"]   # names, or files beside this one
+    [gate]
+    goodput_ratio_min = 3.2                              # the first against the best of the others
+
+A file is a suite when it says ``together``. Built-in ones ship in ``harness/suites``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import SpecError
+from harness.spec_faults import describe
+
+FILE = "suite.toml"
+"""Where a suite's directory keeps the suite as given."""
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    together: Annotated[tuple[str, ...], Field(min_length=2)]
+    seed: int | None = None
+    gate: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Experiments to run one after the other."""
+
+    name: str
+    title: str
+    description: str
+    together: tuple[str, ...]
+    """Names or paths of the experiments; the first is compared with each of the others."""
+    seed: int | None
+    gate: Mapping[str, float]
+    text: str
+    base: Path | None
+    """Paths are relative to this folder."""
+
+    def folders(self) -> tuple[str, ...]:
+        """Name of each experiment's run directory below the suite's."""
+        return tuple(Path(member).stem for member in self.together)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the built-in suites, sorted."""
+    folder = resources.files("harness") / "suites"
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir()))
+
+
+def text(name: str) -> str:
+    """A built-in suite as written; raises ``KeyError`` for an unknown name."""
+    if name not in names():
+        raise KeyError(name)
+    return (resources.files("harness") / "suites" / f"{name}.toml").read_text("utf-8")
+
+
+def find(name_or_path: str, gates: Mapping[str, Any]) -> Suite | None:
+    """The suite of that name or in that file; None when it is none (but perhaps an experiment).
+
+    Raises :class:`SpecError` with every mistake of a suite.
+    """
+    if name_or_path in names():
+        return read(text(name_or_path), name_or_path, gates)
+    path = Path(name_or_path)
+    if not path.is_file():
+        return None
+    try:
+        given = path.read_text(encoding="utf-8")
+        if "together" not in tomllib.loads(given):
+            return None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return None  # whoever reads it as an experiment says what is wrong
+    return read(given, path.stem, gates, path.parent)
+
+
+def read(given: str, name: str, gates: Mapping[str, Any], base: Path | None = None) -> Suite:
+    """A suite from its text. Raises :class:`SpecError` with every mistake."""
+    try:
+        raw = tomllib.loads(given)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(name, [f"not valid TOML: {error}"]) from error
+    try:
+        head = _Head.model_validate(raw)
+    except ValidationError as error:
+        raise SpecError(name, describe(error)) from error
+    suite = Suite(
+        name, head.title, head.description, head.together, head.seed, head.gate, given, base
+    )
+    problems = [
+        f"gate.{gate}: unknown gate of a suite (known: {', '.join(gates)})"
+        for gate in head.gate
+        if gate not in gates
+    ]
+    folders = suite.folders()
+    problems += [
+        f"together: {folder} is named twice; its runs would share a folder"
+        for folder in dict.fromkeys(folders)
+        if folders.count(folder) > 1
+    ]
+    if problems:
+        raise SpecError(name, problems)
+    return suite
