@@ -30,6 +30,9 @@ _LINK_SLACK_NS = 12 * _S
 _GRACE_STEPS = 5.0
 """A grace window is at most one step by its own average, which outliers move a little."""
 
+_GRACE_LEARNS = 2
+"""Merges in which a syncer that has just started still learns how long a step takes."""
+
 
 def deaths_real(history: History) -> Iterator[Wrong]:
     """A kill that was executed ended a process of its victim, and a skipped one is not done."""
@@ -135,12 +138,15 @@ def grace_short(history: History) -> Iterator[Wrong]:
         for s in history.steps(unit)
     )
     recent: list[int] = []
+    lives: dict[int, list[int]] = {}
     at = 0
     for merge in history.merges:
         while at < len(steps) and steps[at][0] <= merge.event.t_ns:
             recent.append(steps[at][1])
             at += 1
-        if len(recent) < 20:
+        merged = lives.setdefault(merge.event.incarnation, [0])
+        merged[0] += 1
+        if len(recent) < 20 or merged[0] <= _GRACE_LEARNS:
             continue
         # How long it really lasted would not do: a syncer may be frozen in the middle of it.
         usual = max(median(recent[-20:]), median(recent[-80:]))

@@ -35,6 +35,9 @@ class Pace:
         if average is None:
             self.step_ns = float(duration_ns)
         else:
+            # An average that far above one whole step began with an outlier: a syncer may start
+            # anew just when somebody who was frozen comes back.
+            average = min(average, OUTLIER_FACTOR * duration_ns)
             sample = min(duration_ns, OUTLIER_FACTOR * average)
             self.step_ns = average + self.alpha * (sample - average)
 

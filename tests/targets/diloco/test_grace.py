@@ -47,6 +47,12 @@ def test_quorum_and_sync_count_as_nothing_until_seen() -> None:
     assert window(pace, 0.5)[0] == 50 * MS
 
 
+def test_an_average_that_began_with_an_outlier_is_cut_down_by_the_next_step() -> None:
+    pace = pace_of(4000, 10, 10)
+    pace.saw_step(100 * MS)
+    assert pace.step_ns == pytest.approx(340 * MS)  # 0.8 * 4 * 100 + 0.2 * 100
+
+
 def test_averages_are_exponential() -> None:
     pace = pace_of(100, 10, 10)
     pace.saw_step(200 * MS)
