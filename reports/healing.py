@@ -121,11 +121,12 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     def since(t_ns: int | None) -> int | None:
         return None if t_ns is None or origin is None or t_ns > limit else max(0, t_ns - origin)
 
-    reintegrate = since(merged.event.t_ns if merged else ready if history.worlds else None)
+    back = _in_lockstep_again(history, window.unit, origin, ready)
+    reintegrate = since(merged.event.t_ns if merged else back)
     return Healing(
         fact=fact,
         origin_ns=origin,
-        detect_ns=_detect(history, fact, merged, ready if history.worlds else None),
+        detect_ns=_detect(history, fact, merged, back),
         restart_ns=since(later.begin_ns if later else None),
         ready_ns=since(ready),
         reintegrate_ns=reintegrate,
@@ -134,6 +135,18 @@ def _heal(history: History, fact: FaultFact) -> Healing:
         state_digest_match=_digests_match(later.joined) if later else None,
         waited_ns=None if reintegrate is not None or origin is None else max(0, limit - origin),
     )
+
+
+def _in_lockstep_again(
+    history: History, unit: str, origin: int | None, ready: int | None
+) -> int | None:
+    """Where units train in lockstep: a worker's next step, or the next world of who forms them."""
+    if not history.worlds or origin is None:
+        return None
+    formed = [
+        w.event.t_ns for w in history.worlds if w.event.unit == unit and w.event.t_ns > origin
+    ]
+    return ready if ready is not None or not formed else formed[0]
 
 
 def _detect(

@@ -37,6 +37,9 @@ SANS_IO = (
     "targets/diloco/weighting.py",
     "targets/diloco/fragments.py",
     "targets/diloco/messages.py",
+    "targets/spmd/launcher.py",
+    "targets/spmd/worker.py",
+    "targets/spmd/messages.py",
     "harness/plan.py",
 )
 NOT_IN_PROTOCOL = {
