@@ -94,10 +94,21 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Give the link to ``peer`` up (it is silent); the driver connects anew with backoff."""
+    """Give the link to ``peer`` up (it is silent, or no longer needed). The driver connects anew
+    with backoff, unless the link is one of ``UnitSpec.on_demand``."""
 
     peer: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Try once to open the link to ``peer``, one of ``UnitSpec.on_demand``.
+
+    ``Connected`` or ``Disconnected`` follows; after a :class:`Disconnect` neither does.
+    """
+
+    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,17 @@ class Stop:
     code: int = 0
 
 
-Effect = Send | Disconnect | Work | Save | Note | Stop
+Effect = Send | Disconnect | Dial | Work | Save | Note | Stop
+
+CALLER = "caller:"
+
+
+def caller(unit: str) -> str:
+    """How a unit that is dialled on demand names the link, and the peer, at the other end.
+
+    Two units may have dialled each other, so the dialled one needs a name of its own.
+    """
+    return CALLER + unit
 
 
 class Node(Protocol):
@@ -163,11 +184,13 @@ class UnitSpec:
     """A unit that a target consists of.
 
     ``links`` names the peers to which this unit opens a connection; each becomes a proxy link
-    of its own. ``config`` goes to the unit as JSON.
+    of its own. ``config`` goes to the unit as JSON. Those in ``on_demand`` are opened when the
+    node asks (:class:`Dial`), all others at the start and whenever they break.
     """
 
     info: UnitInfo
     links: tuple[str, ...] = ()
+    on_demand: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property

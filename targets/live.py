@@ -31,6 +31,7 @@ from faults.base import Tuning
 from harness.events import Event, UnitEnded, UnitNote, UnitReady, UnitStarted
 from targets.base import (
     Connected,
+    Dial,
     Disconnect,
     Disconnected,
     Input,
@@ -65,7 +66,11 @@ FATAL = 1
 
 
 class Transport(Protocol):
-    """A unit's links. Tells the :class:`Driver` (its sink) what happens on them."""
+    """A unit's links. Tells the :class:`Driver` (its sink) what happens on them.
+
+    One with links on demand also has ``dial(peer)``, found by name: it tries once to open the link
+    and tells the sink how that went. It never blocks or calls back.
+    """
 
     def start(self) -> None:
         """Begin to accept or dial."""
@@ -255,6 +260,9 @@ class Driver:
                 self._state.save(key, value)
             case Disconnect(peer, why):
                 self._transport.disconnect(peer, why)
+            case Dial(peer):
+                transport: Any = self._transport
+                transport.dial(peer)
             case Stop(_, code):
                 self._stop(code)
             case _:

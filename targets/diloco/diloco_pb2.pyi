@@ -17,7 +17,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[bytes] = ..., chunk: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("format", "run", "sender", "incarnation", "clock", "number", "part", "parts", "total", "hello", "report", "push", "heartbeat", "welcome", "pull", "fragment", "refused")
+    __slots__ = ("format", "run", "sender", "incarnation", "clock", "number", "part", "parts", "total", "hello", "report", "push", "heartbeat", "welcome", "pull", "fragment", "refused", "need_state", "state_request", "state_offer", "state_part", "state_ack")
     class ClockEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,11 @@ class Header(_message.Message):
     PULL_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NEED_STATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_OFFER_FIELD_NUMBER: _ClassVar[int]
+    STATE_PART_FIELD_NUMBER: _ClassVar[int]
+    STATE_ACK_FIELD_NUMBER: _ClassVar[int]
     format: int
     run: str
     sender: str
@@ -59,7 +64,12 @@ class Header(_message.Message):
     pull: Pull
     fragment: Fragment
     refused: Refused
-    def __init__(self, format: _Optional[int] = ..., run: _Optional[str] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., clock: _Optional[_Mapping[str, int]] = ..., number: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., total: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    need_state: NeedState
+    state_request: StateRequest
+    state_offer: StateOffer
+    state_part: StatePart
+    state_ack: StateAck
+    def __init__(self, format: _Optional[int] = ..., run: _Optional[str] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., clock: _Optional[_Mapping[str, int]] = ..., number: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., total: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., need_state: _Optional[_Union[NeedState, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., state_offer: _Optional[_Union[StateOffer, _Mapping]] = ..., state_part: _Optional[_Union[StatePart, _Mapping]] = ..., state_ack: _Optional[_Union[StateAck, _Mapping]] = ...) -> None: ...
 
 class Payload(_message.Message):
     __slots__ = ("dtype", "nbytes", "digest", "absent")
@@ -170,3 +180,53 @@ class Refused(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class NeedState(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("incarnation", "layout", "stamp")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    layout: str
+    stamp: int
+    def __init__(self, incarnation: _Optional[int] = ..., layout: _Optional[str] = ..., stamp: _Optional[int] = ...) -> None: ...
+
+class StateOffer(_message.Message):
+    __slots__ = ("incarnation", "step", "trained", "moments", "versions", "committed", "digests")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    step: int
+    trained: int
+    moments: int
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., trained: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., committed: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StatePart(_message.Message):
+    __slots__ = ("number", "fragment", "payload")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    fragment: int
+    payload: Payload
+    def __init__(self, number: _Optional[int] = ..., fragment: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
+class StateAck(_message.Message):
+    __slots__ = ("received",)
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    def __init__(self, received: _Optional[int] = ...) -> None: ...

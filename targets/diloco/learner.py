@@ -1,12 +1,15 @@
 """The learner's protocol: Algorithm 1 of the paper as a state machine without I/O.
 
-    no state ──all P fragments──> LoadAll ──> Joined ──> TrainStep, TrainStep, TrainStep, ...
-       │  hello, welcome             between two steps: Adopt every fragment that came meanwhile
-       └── link lost: start over     after every step: Report; at any time: Pull -> Read -> Push
+    no state ──a donor's state──> LoadState ┬─> Joined ──> TrainStep, TrainStep, TrainStep, ...
+       │  │                                 │  between two steps: Adopt what came meanwhile
+       │  └──── all P fragments ──> LoadAll ┘  after every step: Report
+       │        (no donor)                     at any time: Pull -> Read -> Push
+       └── link lost: start over
 
 Rules of this file:
 
-* A learner never trains on parameters of its own making: the first ones come from the syncer.
+* A learner never trains on parameters of its own making: the first ones come from a healthy
+  peer, with its inner state (``targets.diloco.recovery``), or else from the syncer.
 * Training never waits for a link or for the syncer, unless ``blocking``: then, after local step
   s, it waits until it has the merge of the fragment that is due at global step s. In that mode
   local steps are counted as global ones: a newcomer starts at the syncer's last closed step.
@@ -15,13 +18,14 @@ Rules of this file:
   after it; a Read uses the snapshot, and the push the counters, of the instant of the pull.
 * Every wait on the syncer has a deadline: for its welcome, for each next part of the state, and
   the silence bound. Passing one gives the link up; the driver connects anew with backoff.
+* A syncer of an earlier life than one that was heard is not listened to.
 
 The drivers write UnitStarted and UnitReady; everything else a learner has to say is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from harness.events import (
@@ -36,6 +40,7 @@ from harness.events import (
     Waited,
 )
 from targets.base import (
+    CALLER,
     Connected,
     Disconnect,
     Disconnected,
@@ -56,22 +61,29 @@ from targets.diloco.fragments import schedule
 from targets.diloco.liveness import NEVER, Link
 from targets.diloco.messages import (
     Adopt,
+    CopyState,
+    DropState,
     Fragment,
     Heartbeat,
     Hello,
     LoadAll,
     Loaded,
+    LoadState,
+    NeedState,
     Payload,
     Pull,
     Push,
     Read,
+    ReadState,
     Refused,
     Report,
+    StateCopy,
     StepResult,
     TrainStep,
     Welcome,
 )
 from targets.diloco.params import DilocoParams
+from targets.diloco.recovery import Donating, Held, Recovery, Taken
 from targets.diloco.vector import VectorClock
 
 STATE_NS = 30_000_000_000
@@ -98,10 +110,16 @@ class _Counted(NamedTuple):
 
 
 class Learner:
-    """Node of one learner. ``layout`` is the digest of its parameter layout (see Hello)."""
+    """Node of one learner. ``layout`` is the digest of its parameter layout (see Hello);
+    ``donors`` are the learners that it has a link to, on demand."""
 
     def __init__(
-        self, name: str, params: DilocoParams, syncer: str = "syncer", layout: str = ""
+        self,
+        name: str,
+        params: DilocoParams,
+        syncer: str = "syncer",
+        layout: str = "",
+        donors: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.params = params
@@ -127,8 +145,16 @@ class Learner:
         self._link_due = NEVER
         self._welcomed = False
         self._answer_by = NEVER
+        self._syncer_life = 0
         self._incoming: dict[int, Fragment] = {}
+        """The newest of each fragment that came before there was a state."""
         self._loading: tuple[Fragment, ...] = ()
+        self._taken: Taken | None = None
+        """The donor's state that is being loaded."""
+        self._recovery = Recovery(name, params, layout, donors)
+        self._donating = Donating(params, layout)
+        self._peers_due = NEVER
+        """As ``_link_due``, for links to other learners; they are rare."""
         self._pending: dict[int, Fragment] = {}
         self._adopting: list[Fragment] = []
         self._reads: dict[int, _Counted] = {}
@@ -164,6 +190,10 @@ class Learner:
             Adopt: self._adopted,
             LoadAll: self._loaded,
             Read: self._read,
+            LoadState: self._state_loaded,
+            CopyState: self._copied,
+            ReadState: self._part_read,
+            DropState: lambda job, result: None,
         }
 
     # --- the Node interface ---------------------------------------------------------------------
@@ -185,6 +215,8 @@ class Learner:
         due = self._link_due
         if self._answer_by < due:
             due = self._answer_by
+        if self._peers_due < due:
+            due = self._peers_due
         if self._stop_by is not None and self._stop_by < due:
             due = self._stop_by
         since = self._waiting_since
@@ -224,6 +256,8 @@ class Learner:
             self._send(Heartbeat(nonce, False, self._clock.read()))
         if self._now >= self._link_due:
             self._link_due = self._link.due_ns()
+        if self._now >= self._peers_due:
+            self._look_at_peers()
         since = self._waiting_since
         if since is not None and self._now - since >= WAITED_EVERY_NS:
             self._note_waiting("still waiting")
@@ -233,12 +267,21 @@ class Learner:
     # --- the link -------------------------------------------------------------------------------
 
     def _connected(self, event: Connected) -> None:
+        peer = event.peer
+        if peer.startswith(CALLER):
+            self._donate(self._donating.connected(peer, self._now))
+        elif peer != self.syncer:
+            self._recover(self._recovery.connected(peer, self._now, self._clock.read()))
+        else:
+            self._greet()
+
+    def _greet(self) -> None:
         if self._link.up:
             self._lose("replaced by a new connection")
         self._link.opened(self._now)
         self._link_due = self._link.due_ns()
         self._answer_by = self._now + self.params.silence_ms_max * 1_000_000
-        held = self.joined or bool(self._loading)
+        held = self.joined or self._has_state()
         self._send(
             Hello(
                 incarnation=self._incarnation,
@@ -249,8 +292,16 @@ class Learner:
             )
         )
 
+    def _has_state(self) -> bool:
+        return bool(self._loading) or self._taken is not None
+
     def _disconnected(self, event: Disconnected) -> None:
-        if self._link.up:
+        peer = event.peer
+        if peer.startswith(CALLER):
+            self._donate(self._donating.disconnected(peer))
+        elif peer != self.syncer:
+            self._recover(self._recovery.disconnected(peer, event.why, self._now))
+        elif self._link.up:
             self._lose(event.why)
 
     def _give_up(self, why: str) -> None:
@@ -266,7 +317,8 @@ class Learner:
         self._welcomed = False
         self._answer_by = NEVER
         self._reads.clear()
-        self._incoming.clear()
+        if not self._recovery.active:  # which needs no syncer any more
+            self._incoming.clear()
         self._stop_when_answered()
 
     def _send(self, message: Any) -> None:
@@ -281,7 +333,10 @@ class Learner:
     # --- messages -------------------------------------------------------------------------------
 
     def _received(self, event: Received) -> None:
-        if event.sender != self.syncer or not self._link.up:
+        if event.sender != self.syncer:
+            self._of_peer(event)
+            return
+        if not self._link.up:
             return  # of a connection that was given up
         self._link.heard_ns = self._now
         message = event.message
@@ -299,11 +354,21 @@ class Learner:
             self._note(Heard, peer=self.syncer, rtt_ns=rtt)
 
     def _welcome(self, welcome: Welcome) -> None:
+        if welcome.incarnation < self._syncer_life:
+            self._give_up(
+                f"fenced: life {welcome.incarnation} of {self.syncer} is over, "
+                f"life {self._syncer_life} was here"
+            )
+            return
+        self._syncer_life = welcome.incarnation
         self._note(LinkUp, peer=self.syncer)
         self._welcomed = True
         self._answer_by = NEVER
-        if welcome.send_state:
+        if not (self.joined or self._has_state()):
             self._answer_by = self._now + STATE_NS
+            if not welcome.send_state:
+                began = self._recovery.begin(welcome.donors, self._incarnation, self._now)
+                self._recover(began)
         elif self._waiting_since is not None and self._report is not None:
             self._send(self._report)  # the one sent before may have died with the old link
 
@@ -345,16 +410,26 @@ class Learner:
 
     def _fragment(self, fragment: Fragment) -> None:
         p = fragment.fragment
-        if not (self.joined or self._loading):
-            self._incoming[p] = fragment
-            self._answer_by = self._now + STATE_NS
-            if len(self._incoming) == self.params.fragments:
-                self._load()
+        if not (self.joined or self._has_state()):
+            self._keep(fragment)
         elif fragment.version > self._known[p]:
             self._expect(fragment)
             self._pending[p] = fragment
             if self.joined and not self._stepping:
                 self._go_on()
+
+    def _keep(self, fragment: Fragment) -> None:
+        """There is no state yet to adopt it into."""
+        held = self._incoming.get(fragment.fragment)
+        if held is None or held.version <= fragment.version:
+            self._incoming[fragment.fragment] = fragment
+        self._answer_by = self._now + STATE_NS
+        if self._recovery.active:
+            self._answer_by = NEVER  # it watches its own deadlines
+            clock = self._clock.read()
+            self._recover(self._recovery.stamped(fragment.committed, self._now, clock))
+        elif len(self._incoming) == self.params.fragments:
+            self._load()
 
     def _expect(self, fragment: Fragment) -> None:
         self._known[fragment.fragment] = fragment.version
@@ -367,6 +442,108 @@ class Learner:
         for fragment in self._loading:
             self._expect(fragment)
         self._out.append(Work(LoadAll(tuple(f.payload for f in self._loading))))
+
+    # --- recovery from a peer, and of a peer ----------------------------------------------------
+
+    def _of_peer(self, event: Received) -> None:
+        peer, message = event.sender, event.message
+        self._clock.merge(message.clock)
+        clock = self._clock.read()
+        if peer.startswith(CALLER):
+            held = self._held()
+            self._donate(self._donating.received(peer, message, held, self._now, clock))
+        else:
+            self._recover(self._recovery.received(peer, message, self._now, clock))
+
+    def _look_at_peers(self) -> None:
+        self._donate(self._donating.tick(self._now))
+        self._recover(self._recovery.tick(self._now, self._clock.read()))
+
+    def _held(self) -> Held:
+        # With fragments still to be adopted a stamp is not observed, whatever came before it.
+        settled = self.joined and not self._adopting
+        committed = tuple(self.committed) if settled else (-1,) * self.params.fragments
+        return Held(self._incarnation, self.joined, self.step, tuple(self.versions), committed)
+
+    def _donate(self, effects: list[Effect]) -> None:
+        self._out += effects
+        self._peers_due = min(self._recovery.due_ns(), self._donating.due_ns())
+
+    def _recover(self, effects: list[Effect]) -> None:
+        recovery = self._recovery
+        self._out += effects
+        for detail in recovery.told:
+            self._note(UnitNote, what="recovery", detail=detail)
+        recovery.told.clear()
+        if recovery.taken is not None:
+            self._take(recovery.taken)
+            recovery.taken = None
+        elif recovery.failed is not None:
+            self._do_without_donor(recovery.failed)
+            recovery.failed = None
+        self._peers_due = min(recovery.due_ns(), self._donating.due_ns())
+
+    def _do_without_donor(self, why: str) -> None:
+        """Nobody can hand over inner state: the syncer's parameters, with fresh inner state."""
+        self._note(UnitNote, what="recovery", detail=f"no donor, so fresh inner state: {why}")
+        if len(self._incoming) == self.params.fragments:
+            self._load()
+        elif self._welcomed:
+            self._answer_by = self._now + STATE_NS
+            self._send(NeedState(why, self._clock.read()))
+
+    def _take(self, taken: Taken) -> None:
+        """All of the donor's state is here; what was broadcast since is adopted on top of it."""
+        self._answer_by = NEVER
+        self._taken = taken
+        self._known = list(taken.offer.versions)
+        self._awaited = list(taken.offer.committed)
+        job = LoadState(taken.payloads, taken.offer.trained, taken.offer.moments)
+        self._out.append(Work(job))
+        for fragment in self._incoming.values():
+            self._fragment(fragment)
+
+    def _state_loaded(self, job: LoadState, result: Loaded) -> None:
+        taken, self._taken = self._taken, None
+        assert taken is not None
+        offer = taken.offer
+        self._incoming.clear()
+        self.joined = True
+        # Where learners wait for each other, the donor's next step would come too late.
+        self.step = self._clock.of(self.syncer) if self.params.blocking else offer.step
+        self.versions, self.committed = list(offer.versions), list(offer.committed)
+        self.since = [self.step] * self.params.fragments
+        self._note(
+            Joined,
+            source=taken.donor,
+            clock=max(offer.committed),
+            step=self.step,
+            inner=taken.donor,
+            digests=result.digests,
+            donor_digests={k: v for k, _, v in (d.partition("=") for d in offer.digests)},
+            nbytes=taken.nbytes,
+        )
+        self._go_on()
+
+    def _not_loaded(self, why: str) -> None:
+        """The donor's state is damaged or does not fit: as if it had never come."""
+        taken, self._taken = self._taken, None
+        assert taken is not None
+        for fragment in self._pending.values():
+            self._incoming[fragment.fragment] = fragment
+        self._pending.clear()
+        self._known = [0] * self.params.fragments
+        self._recover(self._recovery.rejected(taken.donor, why, self._now))
+
+    def _serve_pending(self) -> None:
+        if self._donating.pending and not self._adopting:
+            self._donate(self._donating.observed(self._held()))
+
+    def _copied(self, job: CopyState, copy: StateCopy) -> None:
+        self._donate(self._donating.copied(job, copy, self._now, self._clock.read()))
+
+    def _part_read(self, job: ReadState, payload: Payload) -> None:
+        self._donate(self._donating.part(job, payload, self._now, self._clock.read()))
 
     # --- work -----------------------------------------------------------------------------------
 
@@ -469,6 +646,7 @@ class Learner:
             clock=fragment.committed,
             step=self.step,
         )
+        self._serve_pending()
 
     def _read(self, job: Read, payload: Payload) -> None:
         state = self._reads.pop(job.request, None)
@@ -486,5 +664,12 @@ class Learner:
             fragment = self._adopting.pop(0)
             detail = f"fragment {fragment.fragment} version {fragment.version}: {event.why}"
             self._note(UnitNote, what="adopt-failed", detail=detail)
+            self._serve_pending()
+        elif isinstance(job, CopyState | ReadState):
+            self._note(UnitNote, what="read-failed", detail=event.why)
+            clock = self._clock.read()
+            self._donate(self._donating.failed(job, event.why, self._now, clock))
+        elif isinstance(job, LoadState):
+            self._not_loaded(event.why)
         else:
             self._end(f"{type(job).__name__} failed: {event.why}", code=1)

@@ -83,12 +83,21 @@ class Heartbeat:
     clock: Clock
 
 
+@dataclass(frozen=True, slots=True)
+class NeedState:
+    """A learner without state asks the syncer for every fragment: no peer could give it its own."""
+
+    why: str
+    clock: Clock
+
+
 # --- syncer to learner --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The syncer accepts a connection; with ``send_state`` every fragment follows."""
+    """The syncer accepts a connection; with ``send_state`` every fragment follows, to a newcomer
+    without it the one committed last, as the first that bears a stamp (paper E.3.2)."""
 
     incarnation: int
     """The syncer's own incarnation."""
@@ -128,7 +137,76 @@ class Refused:
     clock: Clock
 
 
-Message = Hello | Report | Push | Heartbeat | Welcome | Pull | Fragment | Refused
+# --- between learners, for recovery only (paper E.3) --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """A newcomer asks a healthy peer for its state once that has seen ``stamp`` itself (t_s).
+
+    Answered by :class:`StateOffer` and all parts, or by :class:`Refused`.
+    """
+
+    incarnation: int
+    layout: str
+    stamp: int
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class StateOffer:
+    """The donor's state after one of its local steps; its parts follow in order."""
+
+    incarnation: int
+    step: int
+    """The donor's local step t_m."""
+    trained: int
+    """Inner steps behind the replica: its learning rate and the order of its data."""
+    moments: int
+    """Inner steps that the moments have seen."""
+    versions: tuple[int, ...]
+    committed: tuple[int, ...]
+    digests: tuple[str, ...]
+    """``name=digest`` of params, moments, step and learning rate."""
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One fragment's parameters, first or second moments (``number`` = 3 * fragment + which)."""
+
+    number: int
+    fragment: int
+    payload: Payload
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class StateAck:
+    """So many parts have come; the donor sends a few beyond that and no more."""
+
+    received: int
+    clock: Clock
+
+
+Message = (
+    Hello
+    | Report
+    | Push
+    | Heartbeat
+    | NeedState
+    | Welcome
+    | Pull
+    | Fragment
+    | Refused
+    | StateRequest
+    | StateOffer
+    | StatePart
+    | StateAck
+)
+
+STATE_KINDS = 3
+"""Parts per fragment of a replica's state: parameters, first moments, second moments."""
 
 # --- jobs for workers ---------------------------------------------------------------------------
 #
@@ -192,6 +270,55 @@ class Read:
     request: int
 
 
+# A donor's three jobs run in lane "donor", so that pulls in lane "io" do not wait for them.
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """Keep the replica's state after the last completed main-lane job, under ``transfer``.
+
+    Pinned like :class:`Read`. The result is a :class:`StateCopy`.
+    """
+
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """What was pinned; counters as in :class:`StateOffer`."""
+
+    trained: int
+    moments: int
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Encode one part of what was kept as float32; the result is a :class:`Payload`."""
+
+    transfer: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropState:
+    """Forget what was kept; None is returned."""
+
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Take a donor's whole state: parameters, moments, counters. The result is :class:`Loaded`.
+
+    ``payloads`` are in the order of :class:`StatePart` numbers.
+    """
+
+    payloads: tuple[Payload, ...]
+    trained: int
+    moments: int
+
+
 @dataclass(frozen=True, slots=True)
 class MergeInput:
     """One learner's fragment with its weight c_tokens^2 / c_steps."""
@@ -248,4 +375,16 @@ class AllFragments:
     payloads: tuple[Payload, ...]
 
 
-Job = TrainStep | Adopt | LoadAll | Read | Merge | ReadAll | Restore
+Job = (
+    TrainStep
+    | Adopt
+    | LoadAll
+    | LoadState
+    | Read
+    | CopyState
+    | ReadState
+    | DropState
+    | Merge
+    | ReadAll
+    | Restore
+)

@@ -53,6 +53,14 @@ class DilocoParams:
     """How fragments travel from learner to syncer."""
     wire_down: Literal["f32", "bf16"] = "f32"
 
+    recovery: Literal["peer", "syncer"] = "peer"
+    """Where a restarted learner's state comes from: a healthy peer's parameters and inner
+    optimizer state (paper E.3), or the syncer's parameters with fresh inner state."""
+    recovery_steps_max: Positive | None = None
+    """Global steps that one donor may take; then another one is asked. None: ``sync_every``."""
+    recovery_peers: Positive = 3
+    """Learners that each learner has a link to for recovery, those that follow it in a ring."""
+
     trainer: Literal["lm", "quadratic", "scripted"] = "lm"
     step_time_s: Annotated[float, Ge(0)] = 0.1
     """Emulated duration of one inner step; 0 runs as fast as the host can."""
@@ -80,6 +88,18 @@ class DilocoParams:
     def stale_limit(self) -> int:
         """The staleness bound in force, in global steps."""
         return self.stale_steps_max or 2 * self.sync_every
+
+    @property
+    def recovery_limit(self) -> int:
+        """Global steps that a recovery from one donor may take."""
+        return self.recovery_steps_max or self.sync_every
+
+    def donors(self, index: int) -> tuple[str, ...]:
+        """Learners that the one with number ``index`` may recover from, in the order of asking."""
+        if self.recovery == "syncer":
+            return ()
+        count = min(self.recovery_peers, self.learners - 1)
+        return tuple(self.learner_name((index + 1 + i) % self.learners) for i in range(count))
 
     def problems(self) -> list[str]:
         """Every mistake that needs more than one field to see; empty when sound."""

@@ -73,19 +73,20 @@ def _learner(unit: Unit) -> Parts:
     began_ns = time.monotonic_ns()
     from targets.diloco.accelerator import Pacer, StopSleeper
     from targets.diloco.learner import Learner
+    from targets.diloco.peers import LearnerLinks
     from targets.diloco.tamper import TamperedTransport
-    from targets.diloco.transport import Dialer
     from targets.diloco.wire import Limits
     from targets.diloco.work import layout_of, learner_worker
 
     config = unit.config
     params = _params(config.params)
     number = _number(config.unit, params)
-    address = config.peers.get(SYNCER)
-    if address is None:
-        raise ValueError(f"{config.unit} was told no address of {SYNCER!r}")
+    donors = params.donors(number)
+    for peer in (SYNCER, *donors):
+        if peer not in config.peers:
+            raise ValueError(f"{config.unit} was told no address of {peer!r}")
     layout = layout_of(params)
-    node = Learner(config.unit, params, SYNCER, layout.digest(config.seed))
+    node = Learner(config.unit, params, SYNCER, layout.digest(config.seed), donors)
     pacer = Pacer(
         params.step_ns(number), time.monotonic_ns, StopSleeper(unit.stopping), unit.tuning
     )
@@ -104,9 +105,17 @@ def _learner(unit: Unit) -> Parts:
         trainer.warm()
 
     def transport(sink: Any) -> TamperedTransport:
-        limits = Limits.of_elements(layout.elements)
-        dialer = Dialer(_me(unit), limits, sink, SYNCER, address, _tls(unit))
-        return TamperedTransport(dialer, unit.tuning)
+        links = LearnerLinks(
+            _me(unit),
+            Limits.of_elements(layout.elements),
+            sink,
+            SYNCER,
+            config.peers,
+            config.listen if params.recovery == "peer" else "",
+            [params.learner_name(i) for i in range(params.learners)],
+            _tls(unit),
+        )
+        return TamperedTransport(links, unit.tuning)
 
     ready_ns = time.monotonic_ns()
     return Parts(node, worker, transport, imported_ns - began_ns, ready_ns - imported_ns)

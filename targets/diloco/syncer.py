@@ -71,6 +71,7 @@ from targets.diloco.messages import (
     Merge,
     MergeInput,
     MergeResult,
+    NeedState,
     Pull,
     Push,
     ReadAll,
@@ -158,6 +159,7 @@ class Syncer:
         self._on_message: dict[type[Any], Callable[[Peer, Any], None]] = {
             Report: self._report,
             Push: self._push,
+            NeedState: self._need_state,
         }
 
     # --- the Node interface ---------------------------------------------------------------------
@@ -346,20 +348,42 @@ class Syncer:
         peer.greeted = True
         peer.away = "joining"
         newcomer = hello.versions is None
+        donors = self._donors(peer) if newcomer else ()
         peer.training = not newcomer
-        peer.awaiting = newcomer
-        peer.wanted = set(range(self.params.fragments)) if newcomer else self._missed(peer, hello)
+        peer.awaiting = newcomer and not donors
+        peer.wanted = self._newest(donors) if newcomer else self._missed(peer, hello)
         self._send(
             peer,
             Welcome(
                 incarnation=self._incarnation,
                 versions=tuple(self.versions),
-                send_state=newcomer,
-                donors=self.roster.donors(peer.name),
+                send_state=peer.awaiting,
+                donors=donors,
                 clock=self._clock.read(),
             ),
         )
         if peer.wanted:
+            self._read_for(peer)
+
+    def _donors(self, newcomer: Peer) -> tuple[str, ...]:
+        """Whom a newcomer may recover from. While the cluster is only beginning, the syncer's
+        parameters are as good as anybody's and inner states are nothing yet."""
+        if self.params.recovery == "syncer" or not all(self.versions):
+            return ()
+        return self.roster.donors(newcomer.name)
+
+    def _newest(self, donors: Sequence[str]) -> set[int]:
+        """What a newcomer is sent at once: everything, or for one that has donors the fragment
+        committed last. Its stamp starts the recovery (paper E.3.2) without waiting for the next
+        merge, which may be far off or even need the newcomer."""
+        if not donors:
+            return set(range(self.params.fragments))
+        return {max(range(self.params.fragments), key=self.committed.__getitem__)}
+
+    def _need_state(self, peer: Peer, need: NeedState) -> None:
+        if not peer.training:
+            peer.awaiting = True
+            peer.wanted = set(range(self.params.fragments))
             self._read_for(peer)
 
     def _missed(self, peer: Peer, hello: Hello) -> set[int]:

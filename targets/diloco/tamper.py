@@ -50,6 +50,11 @@ class TamperedTransport:
         if update == "duplicate":
             self._inner.send(peer, message)
 
+    def dial(self, peer: str) -> None:
+        """Passed on; recovery is not tampered with."""
+        inner: Any = self._inner
+        inner.dial(peer)
+
     def disconnect(self, peer: str, why: str) -> None:
         """See ``Transport``."""
         self._inner.disconnect(peer, why)

@@ -80,7 +80,7 @@ class DilocoTarget:
         return self.layout.digest(self.seed)
 
     def units(self) -> Sequence[UnitSpec]:
-        """The syncer, then the learners, each of which dials the syncer."""
+        """The syncer, then the learners, each of which dials the syncer, and others to recover."""
         syncer = UnitSpec(UnitInfo(name=SYNCER, role="syncer"))
         return [syncer, *(self._learner(i) for i in range(self.checked.learners))]
 
@@ -94,7 +94,13 @@ class DilocoTarget:
             tokens_per_step=trainers.load(params.trainer).tokens_per_step(params, index),
             step_time_ns=params.step_ns(index),
         )
-        return UnitSpec(info, links=(SYNCER,), config={"index": index})
+        donors = params.donors(index)
+        return UnitSpec(
+            info,
+            links=(SYNCER, *donors),
+            on_demand=frozenset(donors),
+            config={"index": index},
+        )
 
     def fragments(self) -> tuple[int, ...]:
         """Elements in each fragment."""
@@ -109,8 +115,8 @@ class DilocoTarget:
             return Syncer(
                 SYNCER, self.checked, self._learners, self.layout_digest, self.layout.elements
             )
-        self._index(unit)
-        return Learner(unit, self.checked, SYNCER, self.layout_digest)
+        donors = self.checked.donors(self._index(unit))
+        return Learner(unit, self.checked, SYNCER, self.layout_digest, donors)
 
     def worker(self, unit: str) -> Worker:
         """A fresh worker; the syncer's finds what earlier lives of it made durable."""

@@ -257,14 +257,14 @@ class _Links:
     ``send`` and ``disconnect`` take no dispatch lock, so a sink may call them.
     """
 
-    def __init__(self, me: Identity, limits: Limits, sink: Sink) -> None:
+    def __init__(self, me: Identity, limits: Limits, sink: Sink, bytes_min: int = 0) -> None:
         self.traffic = Traffic()
         self._me = me
         self._limits = limits
         self._sink = sink
         self._sessions: dict[str, _Session] = {}
         self._dispatch: dict[str, threading.Lock] = {}
-        self._bytes_max = max(2 * limits.layout_bytes, OUTBOX_BYTES_MIN)
+        self._bytes_max = max(2 * limits.layout_bytes, OUTBOX_BYTES_MIN, bytes_min)
 
     def send(self, peer: str, message: Message) -> None:
         """Queue ``message`` for ``peer``; dropped when there is no link. Never blocks."""
@@ -345,7 +345,10 @@ def _metadata(pairs: Sequence[Any] | None) -> dict[str, str]:
 
 
 class Listener(_Links):
-    """The syncer's end. ``address`` is ``host:port``; port 0 takes a free one."""
+    """The end that is dialled: the syncer's, or a learner's for recovery.
+
+    ``address`` is ``host:port``; port 0 takes a free one. ``bytes_min`` raises the outbox's bound.
+    """
 
     def __init__(
         self,
@@ -355,8 +358,9 @@ class Listener(_Links):
         address: str,
         learners: Sequence[str],
         tls: Tls | None = None,
+        bytes_min: int = 0,
     ) -> None:
-        super().__init__(me, limits, sink)
+        super().__init__(me, limits, sink, bytes_min)
         self._learners = frozenset(learners)
         self._newest: dict[str, int] = {}
         self._refusals: set[str] = set()
@@ -396,7 +400,7 @@ class Listener(_Links):
             session.outbox.finish()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         for session in list(self._sessions.values()):
-            session.end("the syncer stops", given_up=True)
+            session.end(f"{self._me.unit} stops", given_up=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -474,7 +478,10 @@ class Listener(_Links):
 
 
 class Dialer(_Links):
-    """A learner's end: keeps one stream to ``peer`` at ``address`` open, whatever happens."""
+    """A learner's end: keeps one stream to ``peer`` at ``address`` open, whatever happens.
+
+    With ``once`` it tries a single time, and tells the sink also of an attempt that failed.
+    """
 
     def __init__(
         self,
@@ -484,9 +491,13 @@ class Dialer(_Links):
         peer: str,
         address: str,
         tls: Tls | None = None,
+        *,
+        once: bool = False,
     ) -> None:
         super().__init__(me, limits, sink)
         self._peer = peer
+        self._once = once
+        self._trying: _Session | None = None
         options = list(CLIENT_OPTIONS)
         if tls is None:
             self._channel = grpc.insecure_channel(address, options)
@@ -516,14 +527,28 @@ class Dialer(_Links):
             session.end("the learner stops", given_up=True)
         self._channel.close()
 
+    def give_up(self, why: str) -> None:
+        """End the link, or the attempt to open it, for good; the sink hears no more of it.
+
+        Never blocks.
+        """
+        self._stopping.set()
+        session = self._trying
+        if session is not None:
+            session.end(why, given_up=True)
+
     def _manage(self) -> None:
         while not self._stopping.is_set():
             self._attempt()
+            if self._once:
+                break
             self._stopping.wait(RETRY_S)
+        if self._once:
+            self._channel.close()
 
     def _attempt(self) -> None:
         """One stream, from dialling to its end."""
-        session = _Session(self._peer, 0, self._bytes_max)
+        session = self._trying = _Session(self._peer, 0, self._bytes_max)
         metadata = (
             ("authorization", f"Bearer {self._me.token}"),
             ("x-run", self._me.run),
@@ -538,6 +563,8 @@ class Dialer(_Links):
         except ValueError:  # the channel was closed while we were about to dial
             return
         session.cancel = call.cancel
+        if self._stopping.is_set():  # while we dialled
+            session.end("given up", given_up=True)
         reader = threading.Thread(
             target=self._read, args=(session, call, opened), daemon=True, name="read"
         )
@@ -548,16 +575,18 @@ class Dialer(_Links):
         reader.join()
 
     def _read(self, session: _Session, call: Any, opened: threading.Event) -> None:
-        why = "the syncer closed the stream"
+        why = f"{self._peer} closed the stream"
+        worked = False
         try:
             said = _metadata(call.initial_metadata())
             if "x-incarnation" in said and not session.ended.is_set():
                 session.incarnation = int(said["x-incarnation"])
                 if self._open(session):
                     opened.set()
+                    worked = True
                     self._refusal = ""
                 else:
-                    session.end("an older life of the syncer answered")
+                    session.end(f"an older life of {self._peer} answered")
             self._pump(session, call)
         except grpc.RpcError as error:
             why = self._explain(error)
@@ -565,6 +594,8 @@ class Dialer(_Links):
             self._sink.noted("reader-failed", repr(error))
             why = f"the reader failed: {error!r}"
         self._closed(session, why)
+        if self._once and not worked and not session.given_up:
+            self._sink.disconnected(self._peer, session.why)
         opened.set()
 
     def _explain(self, error: Any) -> str:

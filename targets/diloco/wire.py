@@ -27,11 +27,16 @@ from targets.diloco.messages import (
     Heartbeat,
     Hello,
     Message,
+    NeedState,
     Payload,
     Pull,
     Push,
     Refused,
     Report,
+    StateAck,
+    StateOffer,
+    StatePart,
+    StateRequest,
     Welcome,
 )
 
@@ -70,7 +75,14 @@ _BODIES: dict[type[Any], str] = {
     Pull: "pull",
     Fragment: "fragment",
     Refused: "refused",
+    NeedState: "need_state",
+    StateRequest: "state_request",
+    StateOffer: "state_offer",
+    StatePart: "state_part",
+    StateAck: "state_ack",
 }
+_Fragments = Fragment | StatePart
+
 _CLASSES = {name: kind for kind, name in _BODIES.items()}
 
 
@@ -351,13 +363,13 @@ class Decoder:
                 raise FrameRefused("oversized", f"{name} of {len(value)} characters")
             if isinstance(value, tuple) and len(value) > max(len(known), CLOCK_ENTRIES_MAX):
                 raise FrameRefused("oversized", f"{name} of {len(value)} entries")
-        for name in ("versions", "c_steps", "c_tokens"):
+        for name in ("versions", "committed", "c_steps", "c_tokens"):
             value = getattr(message, name, None)
             if isinstance(value, tuple) and len(value) not in (0, len(known)):
                 raise FrameRefused(
                     "layout", f"{name} has {len(value)} entries for {len(known)} fragments", message
                 )
-        if isinstance(message, Push | Pull | Fragment) and message.fragment >= len(known):
+        if isinstance(message, Push | Pull | _Fragments) and message.fragment >= len(known):
             raise FrameRefused(
                 "layout", f"fragment {message.fragment} of {len(known)} fragments", message
             )
@@ -381,7 +393,7 @@ class Decoder:
             )
 
     def _check_payload(self, header: Any, payload: Payload, message: Message) -> None:
-        assert isinstance(message, Push | Fragment)  # the only kinds with a payload
+        assert isinstance(message, Push | _Fragments)  # the only kinds with a payload
         limit = self._limits.fragment_bytes[message.fragment]
         if max(header.total, payload.nbytes) > limit:
             raise FrameRefused(
@@ -409,5 +421,5 @@ def _absent(header: Any) -> bool:
 def _with_data(message: Message, data: bytes, header: Any) -> Message:
     if header.part == 0 and _absent(header):
         return message
-    assert isinstance(message, Push | Fragment)
+    assert isinstance(message, Push | _Fragments)
     return dataclasses.replace(message, payload=dataclasses.replace(message.payload, data=data))

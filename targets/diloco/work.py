@@ -27,25 +27,31 @@ from targets.diloco import arrays, codec, trainers
 from targets.diloco.accelerator import Paced
 from targets.diloco.arrays import Flat, Merged, Outer, Rule
 from targets.diloco.messages import (
+    STATE_KINDS,
     Adopt,
     AllFragments,
+    CopyState,
+    DropState,
     Job,
     LoadAll,
     Loaded,
+    LoadState,
     Merge,
     MergeInput,
     MergeResult,
     Payload,
     Read,
     ReadAll,
+    ReadState,
     Restore,
+    StateCopy,
     StepResult,
     TrainStep,
 )
 from targets.diloco.params import DilocoParams
 from targets.diloco.poison import poisoned
 from targets.diloco.storage import FragmentStore, StateError, Store
-from targets.diloco.trainers.base import Arrays, Layout, Snapshot, Trainer
+from targets.diloco.trainers.base import Arrays, Layout, Snapshot, State, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +99,16 @@ def cost_ns(job: Job, step_ns: int, layout_bytes: Sequence[int], costs: Costs) -
             return costs.adopt_ns
         case Read(fragment=fragment):
             return costs.moved(costs.read_ns, layout_bytes[fragment])
+        case ReadState(number=number):
+            return costs.moved(costs.read_ns, layout_bytes[number // STATE_KINDS])
+        case CopyState():
+            return costs.moved(costs.read_ns, STATE_KINDS * sum(layout_bytes))
+        case DropState():
+            return 0
         case LoadAll():
             return costs.moved(costs.load_ns, sum(layout_bytes))
+        case LoadState():
+            return costs.moved(costs.load_ns, STATE_KINDS * sum(layout_bytes))
         case Merge(fragment=fragment, inputs=inputs):
             return costs.moved(costs.merge_ns, len(inputs) * layout_bytes[fragment])
         case ReadAll() | Restore():
@@ -125,6 +139,7 @@ class LearnerWorker:
         self._pacing = pacing
         self._snapshot: Snapshot | None = None
         self._loaded = False
+        self._copies: dict[str, Snapshot] = {}
         self._bytes = [4 * n for n in self.layout.elements]
 
     def warm(self) -> None:
@@ -134,7 +149,7 @@ class LearnerWorker:
     def run(self, job: Job) -> Any:
         """Carry out ``job`` and make its outcome visible to reads; see the module."""
         result = self.bind(job)()
-        if not isinstance(job, Read):
+        if not isinstance(job, Read | CopyState | ReadState | DropState):
             self.publish()
         return result
 
@@ -154,6 +169,10 @@ class LearnerWorker:
                 self.trainer.load([self._open(p, payload) for p, payload in enumerate(payloads)])
                 self._loaded = True
                 return Loaded(dict(self.trainer.digests()))
+            case LoadState():
+                self.trainer.restore(self._state(job))
+                self._loaded = True
+                return Loaded(dict(self.trainer.digests()))
         raise TypeError(f"not a job of a learner's main lane: {type(job).__name__}")
 
     def publish(self) -> None:
@@ -163,10 +182,20 @@ class LearnerWorker:
 
     def bind(self, job: Job) -> Callable[[], Any]:
         """``job`` as a call. A read is answered from the snapshot published last before now."""
-        if not isinstance(job, Read):
-            return partial(self.compute, job)
+        match job:
+            case ReadState(transfer=transfer, number=number):
+                return partial(self._part, self._copies[transfer], number)
+            case DropState(transfer=transfer):
+                return partial(_done, self._copies.pop(transfer, None))
+            case Read() | CopyState():
+                pass
+            case _:
+                return partial(self.compute, job)
         if self._snapshot is None:
             raise RuntimeError("a fragment was asked for before the learner had any parameters")
+        if isinstance(job, CopyState):
+            self._copies[job.transfer] = self._snapshot
+            return partial(_described, self._snapshot)
         tuning = self.tuning if self._ask is None else self._ask()
         return partial(self._read, self._snapshot, job.fragment, tuning.update)
 
@@ -189,9 +218,33 @@ class LearnerWorker:
         payload = codec.pack(snapshot.read(fragment), self._params.wire_up)
         return poisoned(payload, update) if update else payload
 
+    def _part(self, snapshot: Snapshot, number: int) -> Payload:
+        fragment, which = divmod(number, STATE_KINDS)
+        arrays = snapshot.inner(fragment)[which - 1] if which else snapshot.read(fragment)
+        return codec.pack(arrays, "f32")
+
+    def _state(self, job: LoadState) -> State:
+        count = len(self.layout.fragments)
+        if len(job.payloads) != STATE_KINDS * count:
+            raise codec.PayloadError("layout", f"{len(job.payloads)} parts for {count} fragments")
+        opened = [
+            self._open(number // STATE_KINDS, payload)
+            for number, payload in enumerate(job.payloads)
+        ]
+        params, first, second = (opened[which::STATE_KINDS] for which in range(STATE_KINDS))
+        return State(params, first, second, job.trained, job.moments)
+
     def _open(self, fragment: int, payload: Payload) -> Arrays:
         flat = codec.unpack(payload, self.layout.elements[fragment])
         return codec.split(flat, self.layout.shapes(fragment))
+
+
+def _described(snapshot: Snapshot) -> StateCopy:
+    return StateCopy(snapshot.trained, snapshot.moments, dict(snapshot.digests()))
+
+
+def _done(dropped: Snapshot | None) -> None:
+    """Nothing is left to do: the reference went when the job was bound."""
 
 
 class SyncerWorker:

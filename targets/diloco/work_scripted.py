@@ -14,17 +14,23 @@ from typing import Any
 from faults.base import Tuning
 from targets.diloco import codec
 from targets.diloco.messages import (
+    STATE_KINDS,
     Adopt,
     AllFragments,
+    CopyState,
+    DropState,
     Job,
     LoadAll,
     Loaded,
+    LoadState,
     Merge,
     MergeResult,
     Payload,
     Read,
     ReadAll,
+    ReadState,
     Restore,
+    StateCopy,
     StepResult,
     TrainStep,
 )
@@ -39,6 +45,15 @@ Memory = dict[tuple[int, int], str]
 
 def _hash(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _digests(adopted: tuple[str, ...], moments: str, steps: int) -> dict[str, str]:
+    return {
+        "params": _hash(adopted, steps),
+        "moments": _hash(moments, steps),
+        "step": str(steps),
+        "learning_rate": "0.0",
+    }
 
 
 class ScriptedLearner:
@@ -63,6 +78,9 @@ class ScriptedLearner:
         self._bytes = [4 * n for n in layout.elements]
         self._steps = 0
         self._adopted = [""] * len(layout.fragments)
+        # Moments are the history that they have seen: by whom they were begun, and from what.
+        self._moments = ""
+        self._copies: dict[str, tuple[tuple[str, ...], str, int]] = {}
 
     def warm(self) -> None:
         """Nothing to compile."""
@@ -81,7 +99,12 @@ class ScriptedLearner:
                 return None
             case LoadAll(payloads=payloads):
                 self._adopted = [payload.digest for payload in payloads]
-                return Loaded({"params": _hash(self._adopted), "moments": "", "step": "0"})
+                self._steps, self._moments = 0, _hash(self._name, self._adopted)
+                return Loaded(_digests(tuple(self._adopted), self._moments, 0))
+            case LoadState(payloads=payloads, trained=trained):
+                self._adopted = [payload.digest for payload in payloads[::STATE_KINDS]]
+                self._steps, self._moments = trained, payloads[1].digest
+                return Loaded(_digests(tuple(self._adopted), self._moments, trained))
         raise TypeError(f"not a job of a learner's main lane: {type(job).__name__}")
 
     def publish(self) -> None:
@@ -89,13 +112,31 @@ class ScriptedLearner:
 
     def bind(self, job: Job) -> Callable[[], Any]:
         """``job`` as a call; the answer to a read is fixed now."""
-        if not isinstance(job, Read):
-            return partial(self.compute, job)
+        match job:
+            case CopyState(transfer=transfer):
+                copy = self._copies[transfer] = (tuple(self._adopted), self._moments, self._steps)
+                found = StateCopy(self._steps, self._steps, _digests(*copy))
+                return lambda: found
+            case ReadState(transfer=transfer, number=number):
+                part = self._part(self._copies[transfer], number)
+                return lambda: part
+            case DropState(transfer=transfer):
+                self._copies.pop(transfer, None)
+                return lambda: None
+            case Read():
+                pass
+            case _:
+                return partial(self.compute, job)
         dtype = self._params.wire_up
         digest = _hash(self._name, self._steps, self._adopted[job.fragment])
         nbytes = self._elements[job.fragment] * codec.BYTES[dtype]
         payload = Payload(dtype=dtype, nbytes=nbytes, digest=digest)
         return lambda: payload
+
+    def _part(self, copy: tuple[tuple[str, ...], str, int], number: int) -> Payload:
+        fragment, which = divmod(number, STATE_KINDS)
+        digest = copy[1] if which else copy[0][fragment]
+        return Payload(dtype="f32", nbytes=self._bytes[fragment], digest=digest)
 
     def cost_ns(self, job: Job) -> int:
         """Virtual duration of ``job`` on a chip that nothing slows."""

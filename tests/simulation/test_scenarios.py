@@ -81,7 +81,8 @@ def test_the_dead_learners_steps_stop_and_the_others_go_on() -> None:
     story = Story(experiment(fault("kill", "learner-1", 5)))
     died = story.of(UnitExited, "learner-1")[0].t_ns
     joined = story.of(Joined, "learner-1")[1]
-    assert joined.source == "syncer"
+    assert joined.source == joined.inner == "learner-2"
+    assert joined.digests == joined.donor_digests
     between = [e for e in story.of(Step) if died < e.t_ns < joined.t_ns]
     assert {e.unit for e in between} == {"learner-0", "learner-2", "learner-3"}
     assert [e.incarnation for e in story.of(UnitStarted, "learner-1")] == [1, 2]

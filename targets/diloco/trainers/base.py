@@ -99,14 +99,40 @@ class Trained:
     loss: float | None = None
 
 
-class Snapshot(Protocol):
-    """Parameters after one completed inner step; never changes once taken.
+@dataclass(frozen=True, slots=True)
+class State:
+    """A replica's whole state, for another learner to go on from: per fragment the arrays."""
 
-    ``read`` may be called from another thread than the trainer's while the next step runs.
+    params: list[Arrays]
+    first: list[Arrays]
+    """First moments, one array for each of ``params``."""
+    second: list[Arrays]
+    trained: int
+    """Inner steps behind: they decide the learning rate and the order of the data."""
+    moments: int
+    """Inner steps that the moments have seen."""
+
+
+class Snapshot(Protocol):
+    """The replica after one completed inner step; never changes once taken.
+
+    May be used from another thread than the trainer's while the next step runs.
     """
 
+    trained: int
+    """As in :class:`State`."""
+    moments: int
+
     def read(self, fragment: int) -> Arrays:
-        """Host copies (or read-only views) of the fragment's arrays."""
+        """Host copies (or read-only views) of the fragment's parameters."""
+        ...
+
+    def inner(self, fragment: int) -> tuple[Arrays, Arrays]:
+        """The same of the fragment's first and second moments."""
+        ...
+
+    def digests(self) -> Mapping[str, str]:
+        """As ``Trainer.digests``, of this snapshot."""
         ...
 
 
@@ -124,6 +150,10 @@ class Trainer(Protocol):
 
         ``step`` is the number of inner steps already behind (learning rate, order of the data).
         """
+        ...
+
+    def restore(self, state: State) -> None:
+        """Take another replica's whole state, to the bit; the data stays this learner's own."""
         ...
 
     def step(self) -> Trained:

@@ -20,7 +20,7 @@ import numpy as np
 from targets.diloco import architecture, codec, compiled, data
 from targets.diloco.architecture import SIZES, Architecture
 from targets.diloco.params import DilocoParams
-from targets.diloco.trainers.base import Arrays, Layout, Tensor, Trained
+from targets.diloco.trainers.base import Arrays, Layout, State, Tensor, Trained
 
 DECAY_STEPS = 2000
 """After warm-up the learning rate falls as ``sqrt(DECAY_STEPS / (DECAY_STEPS + step))``: it needs
@@ -76,16 +76,38 @@ def learning_rate(params: DilocoParams, step: int, since_fresh: int) -> float:
     return params.inner_lr * warm * sqrt(DECAY_STEPS / (DECAY_STEPS + beyond))
 
 
+@dataclass(frozen=True, slots=True)
 class LmSnapshot:
-    """Parameters after one step: references to arrays that nobody writes to."""
+    """The replica after one step: references to arrays that nobody writes to."""
 
-    def __init__(self, layout: Layout, params: Sequence[Any]) -> None:
-        self._layout = layout
-        self._params = params
+    layout: Layout
+    settings: DilocoParams
+    params: Sequence[Any]
+    first: Sequence[Any]
+    second: Sequence[Any]
+    trained: int
+    moments: int
 
     def read(self, fragment: int) -> Arrays:
         """Read-only views of the fragment's arrays."""
-        return [np.asarray(self._params[i]) for i in self._layout.fragments[fragment]]
+        return self._views(self.params, fragment)
+
+    def inner(self, fragment: int) -> tuple[Arrays, Arrays]:
+        """The same of both moments."""
+        return self._views(self.first, fragment), self._views(self.second, fragment)
+
+    def digests(self) -> Mapping[str, str]:
+        """See ``Snapshot.digests``; ``learning_rate`` is that of the next step."""
+        rate = learning_rate(self.settings, self.trained + 1, self.moments + 1)
+        return {
+            "params": codec.digest([np.asarray(p) for p in self.params]),
+            "moments": codec.digest([np.asarray(m) for m in [*self.first, *self.second]]),
+            "step": f"{self.trained} ({self.moments} with these moments)",
+            "learning_rate": repr(rate),
+        }
+
+    def _views(self, arrays: Sequence[Any], fragment: int) -> Arrays:
+        return [np.asarray(arrays[i]) for i in self.layout.fragments[fragment]]
 
 
 class LmTrainer:
@@ -134,6 +156,13 @@ class LmTrainer:
         self._second = self._put([np.zeros_like(a) for a in arrays])
         self._step, self._fresh = step, 0
 
+    def restore(self, state: State) -> None:
+        """See ``Trainer.restore``."""
+        self._params = self._put(self.layout.join(state.params))
+        self._first = self._put(self.layout.join(state.first))
+        self._second = self._put(self.layout.join(state.second))
+        self._step, self._fresh = state.trained, state.moments
+
     def step(self) -> Trained:
         """See ``Trainer.step``."""
         if not self._params:
@@ -161,16 +190,19 @@ class LmTrainer:
 
     def snapshot(self) -> LmSnapshot:
         """See ``Trainer.snapshot``; copies nothing."""
-        return LmSnapshot(self.layout, self._params)
+        return LmSnapshot(
+            self.layout,
+            self._settings,
+            self._params,
+            self._first,
+            self._second,
+            self._step,
+            self._fresh,
+        )
 
     def digests(self) -> Mapping[str, str]:
-        """See ``Trainer.digests``; ``learning_rate`` is that of the next step."""
-        return {
-            "params": codec.digest([np.asarray(p) for p in self._params]),
-            "moments": codec.digest([np.asarray(m) for m in [*self._first, *self._second]]),
-            "step": f"{self._step} ({self._fresh} with these moments)",
-            "learning_rate": repr(learning_rate(self._settings, self._step + 1, self._fresh + 1)),
-        }
+        """See :meth:`LmSnapshot.digests`."""
+        return self.snapshot().digests()
 
     def _put(self, arrays: Arrays) -> list[Any]:
         # A copy of our own: JAX may use an aligned host buffer in place of copying it.

@@ -16,7 +16,7 @@ import numpy as np
 from harness.seeds import array_stream
 from targets.diloco.codec import digest
 from targets.diloco.params import DilocoParams
-from targets.diloco.trainers.base import Array, Arrays, Layout, Trained
+from targets.diloco.trainers.base import Array, Arrays, Layout, State, Trained
 from targets.diloco.trainers.toy import tensors, tokens_per_step
 
 __all__ = ["create", "initial", "loss", "optimum", "problems", "tensors", "tokens_per_step"]
@@ -54,15 +54,37 @@ def create(
 
 
 @dataclass(frozen=True)
-class Copied:
-    """A snapshot: a copy of the flat parameters."""
+class Kept:
+    """A snapshot: the flat arrays themselves, which nobody writes to."""
 
     layout: Layout
-    arrays: tuple[Array, ...]
+    theta: Array
+    first: Array
+    second: Array
+    trained: int
+    moments: int
+    rate: float
 
     def read(self, fragment: int) -> Arrays:
-        """Views of the copy."""
-        return [self.arrays[i] for i in self.layout.fragments[fragment]]
+        """Views of the parameters."""
+        return self._views(self.theta, fragment)
+
+    def inner(self, fragment: int) -> tuple[Arrays, Arrays]:
+        """Views of the moments."""
+        return self._views(self.first, fragment), self._views(self.second, fragment)
+
+    def digests(self) -> Mapping[str, str]:
+        """Digests of parameters and moments, the step and the learning rate of the next step."""
+        return {
+            "params": digest([self.theta]),
+            "moments": digest([self.first, self.second]),
+            "step": f"{self.trained} ({self.moments} with these moments)",
+            "learning_rate": repr(self.rate),
+        }
+
+    def _views(self, flat: Array, fragment: int) -> Arrays:
+        parts = _split(self.layout, flat)
+        return [parts[i] for i in self.layout.fragments[fragment]]
 
 
 class QuadraticTrainer:
@@ -88,6 +110,13 @@ class QuadraticTrainer:
         self._m, self._v = np.zeros_like(self._theta), np.zeros_like(self._theta)
         self._fresh_at, self._step = step, step
 
+    def restore(self, state: State) -> None:
+        """Copy parameters and moments, and both counters."""
+        self._theta = _flat(self.layout.join(state.params))
+        self._m = _flat(self.layout.join(state.first))
+        self._v = _flat(self.layout.join(state.second))
+        self._step, self._fresh_at = state.trained, state.trained - state.moments
+
     def step(self) -> Trained:
         """One Adam step on a noisy gradient; ``loss`` is the noise-free loss before it."""
         theta = self._held()
@@ -111,18 +140,14 @@ class QuadraticTrainer:
             parts[index][...] = array
         self._theta = np.concatenate([p.reshape(-1) for p in parts])
 
-    def snapshot(self) -> Copied:
-        """``step`` and ``write`` make new arrays, so the present one can be handed out."""
-        return Copied(self.layout, tuple(_split(self.layout, self._held())))
+    def snapshot(self) -> Kept:
+        """``step`` and ``write`` make new arrays, so the present ones can be handed out."""
+        theta, moments = self._held(), self._step - self._fresh_at
+        return Kept(self.layout, theta, self._m, self._v, self._step, moments, self._rate())
 
     def digests(self) -> Mapping[str, str]:
-        """Digests of parameters and moments, the step and the learning rate of the next step."""
-        return {
-            "params": digest([self._held()]),
-            "moments": digest([self._m, self._v]),
-            "step": str(self._step),
-            "learning_rate": repr(self._rate()),
-        }
+        """See :meth:`Kept.digests`."""
+        return self.snapshot().digests()
 
     def _rate(self) -> float:
         """Linear warm-up, then constant."""

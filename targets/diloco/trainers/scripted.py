@@ -13,7 +13,7 @@ import numpy as np
 
 from targets.diloco.codec import digest
 from targets.diloco.params import DilocoParams
-from targets.diloco.trainers.base import Array, Arrays, Layout, Trained
+from targets.diloco.trainers.base import Array, Arrays, Layout, State, Trained
 from targets.diloco.trainers.toy import tensors, tokens_per_step
 
 __all__ = ["ScriptedTrainer", "create", "initial", "problems", "tensors", "tokens_per_step"]
@@ -24,10 +24,26 @@ class Held:
     """A snapshot: the fragments as they were."""
 
     fragments: tuple[Arrays, ...]
+    trained: int
+    moments: int = 0
 
     def read(self, fragment: int) -> Arrays:
         """The arrays themselves; nobody writes to them."""
         return self.fragments[fragment]
+
+    def inner(self, fragment: int) -> tuple[Arrays, Arrays]:
+        """Zeros: there are no moments."""
+        zeros = [np.zeros_like(a) for a in self.fragments[fragment]]
+        return zeros, zeros
+
+    def digests(self) -> Mapping[str, str]:
+        """Digests of the held state; there are no moments and there is no learning rate."""
+        return {
+            "params": digest([array for f in self.fragments for array in f]),
+            "moments": "",
+            "step": str(self.trained),
+            "learning_rate": "0.0",
+        }
 
 
 class ScriptedTrainer:
@@ -47,6 +63,10 @@ class ScriptedTrainer:
         self._fragments = tuple(list(f) for f in fragments)
         self._step = step
 
+    def restore(self, state: State) -> None:
+        """Keep references to the parameters; take over the count."""
+        self.load(state.params, state.trained)
+
     def step(self) -> Trained:
         """Count the step."""
         self._held()
@@ -61,16 +81,11 @@ class ScriptedTrainer:
 
     def snapshot(self) -> Held:
         """The fragments held now."""
-        return Held(self._held())
+        return Held(self._held(), self._step)
 
     def digests(self) -> Mapping[str, str]:
-        """Digests of the held state; there are no moments and there is no learning rate."""
-        return {
-            "params": digest([array for f in self._held() for array in f]),
-            "moments": "",
-            "step": str(self._step),
-            "learning_rate": "0.0",
-        }
+        """See :meth:`Held.digests`."""
+        return self.snapshot().digests()
 
     def _held(self) -> tuple[Arrays, ...]:
         if self._fragments is None:

@@ -20,6 +20,11 @@ from harness.events import AnyEvent, decode
 from targets.unit_config import UnitConfig, write_unit_config
 
 
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 class Cluster:
     """A syncer and its learners; events are re-read from the files that hold their stdout."""
 
@@ -27,8 +32,7 @@ class Cluster:
         self.home = home
         self.params = params
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.addresses = {unit: _free_address() for unit in ("syncer", *self.learners())}
 
     def learners(self) -> list[str]:
         return [f"learner-{i}" for i in range(self.params["learners"])]
@@ -46,8 +50,8 @@ class Cluster:
             "target": "diloco",
             "seed": 7,
             "params": self.params,
-            "listen": self.address if syncer else "",
-            "peers": {} if syncer else {"syncer": self.address},
+            "listen": self.addresses[unit],
+            "peers": {} if syncer else {u: a for u, a in self.addresses.items() if u != unit},
             "state_dir": str(place / "state"),
             "control_file": str(place / "control.json"),
             "cache_dir": str(self.home / "cache"),

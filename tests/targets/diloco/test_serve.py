@@ -85,7 +85,12 @@ def test_a_killed_learner_comes_back_as_another_life_and_is_merged_again(tmp_pat
 
         units.until("merged again", again)
         assert [e.incarnation for e in units.events("learner-1", UnitStarted)] == [1, 2]
-        assert units.events("learner-1", Joined)[-1].source == "syncer"
+        joined = units.events("learner-1", Joined)[-1]
+        assert (joined.source, joined.inner, joined.incarnation) == ("learner-0",) * 2 + (2,)
+        assert joined.digests == joined.donor_digests
+        assert set(joined.digests) == {"params", "moments", "step", "learning_rate"}
+        assert joined.step > 0
+        assert joined.digests["moments"] != units.events("learner-1", Joined)[0].digests["moments"]
 
 
 def test_learners_outlive_a_syncer_that_restarts_where_it_was(tmp_path: Path) -> None:

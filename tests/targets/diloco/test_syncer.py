@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from harness import events as ev
 from targets.base import (
     Connected,
@@ -198,11 +200,56 @@ def test_a_read_that_fails_sends_the_newcomer_to_try_again() -> None:
     assert s.noted(ev.LinkDown)[0].peer == "learner-0"
 
 
-def test_a_newcomer_may_ask_those_that_train() -> None:
-    s = Script()
+def grown(**params: Any) -> Script:
+    """A syncer of which every fragment was merged before."""
+    saved = {
+        f"fragment/{p}": {"clock": 5 - p, "version": 2, "digest": "d", "merged": {}} for p in (0, 1)
+    }
+    return Script(saved, 2, **params)
+
+
+def test_a_newcomer_may_ask_those_that_train_and_is_sent_the_newest_stamp() -> None:
+    s = grown()
     s.join(0, 1)
     s.hello(2, versions=None)
-    assert s.sent(m.Welcome)["learner-2"].donors == ("learner-0", "learner-1")
+    welcome = s.sent(m.Welcome)["learner-2"]
+    assert (welcome.donors, welcome.send_state) == (("learner-0", "learner-1"), False)
+    (job,) = s.jobs(m.ReadAll)
+    s.do(WorkDone(job, m.AllFragments((PAYLOAD, PAYLOAD))))
+    (fragment,) = [e.message for e in s.done if isinstance(e, Send)]
+    assert (fragment.fragment, fragment.version, fragment.committed) == (0, 2, 5)
+
+
+def test_a_newcomer_with_donors_hears_what_is_merged_meanwhile() -> None:
+    s = grown()
+    s.join(0)
+    s.hello(2, versions=None)
+    s.report(0, 1)
+    s.whole_step((0, {"base_version": 2, "base_clock": 5}))
+    assert set(s.sent(m.Fragment)) == {"learner-0", "learner-2"}
+
+
+def test_a_newcomer_that_nobody_could_help_gets_every_fragment() -> None:
+    s = grown()
+    s.join(0)
+    s.hello(2, versions=None)
+    s.do(WorkDone(s.jobs(m.ReadAll)[0], m.AllFragments((PAYLOAD, PAYLOAD))))
+    s.say(2, m.NeedState("learner-0: gone", {}))
+    (job,) = s.jobs(m.ReadAll)
+    s.do(WorkDone(job, m.AllFragments((PAYLOAD, PAYLOAD))))
+    assert [e.message.fragment for e in s.done if isinstance(e, Send)] == [0, 1]
+
+
+@pytest.mark.parametrize("case", ["beginning", "nobody trains", "not wanted"])
+def test_no_donors_are_named(case: str) -> None:
+    s = Script() if case == "beginning" else grown()
+    if case == "not wanted":
+        s = grown(recovery="syncer")
+    if case != "nobody trains":
+        s.join(0, 1)
+    s.hello(2, versions=None)
+    welcome = s.sent(m.Welcome)["learner-2"]
+    assert (welcome.donors, welcome.send_state) == ((), True)
 
 
 # --- quorum and grace ---------------------------------------------------------------------------

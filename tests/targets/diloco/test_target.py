@@ -104,6 +104,16 @@ def test_the_schema_names_every_parameter_and_no_other() -> None:
     assert schema["properties"]["learners"]["minimum"] == 1
 
 
+def test_links_between_learners_are_few_and_only_there_for_recovery() -> None:
+    def links(**own: Any) -> list[tuple[str, ...]]:
+        return [u.links[1:] for u in create({**QUADRATIC, **own}, 1).units()[1:]]
+
+    assert {len(found) for found in links(learners=8)} == {3}
+    assert links(learners=2) == [("learner-1",), ("learner-0",)]
+    assert links(learners=1) == [()]
+    assert links(learners=3, recovery="syncer") == [(), (), ()]
+
+
 # --- what it consists of ------------------------------------------------------------------------
 
 
@@ -112,7 +122,12 @@ def test_units_come_syncer_first_and_learners_dial_it() -> None:
     syncer, *learners = create(params, 1).units()
     assert (syncer.name, syncer.info.role, syncer.links) == ("syncer", "syncer", ())
     assert [u.name for u in learners] == ["learner-0", "learner-1", "learner-2"]
-    assert {u.links for u in learners} == {("syncer",)}
+    assert [u.links for u in learners] == [
+        ("syncer", "learner-1", "learner-2"),
+        ("syncer", "learner-2", "learner-0"),
+        ("syncer", "learner-0", "learner-1"),
+    ]
+    assert all(u.on_demand == frozenset(u.links[1:]) for u in learners)
     assert [u.info.group for u in learners] == ["a", "b", "b"]
     assert [u.info.step_time_ns for u in learners] == [100_000_000, 50_000_000, 100_000_000]
     assert [u.info.tokens_per_step for u in learners] == [64, 128, 192]
