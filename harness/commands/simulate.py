@@ -20,6 +20,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments: one for each parameter of the cluster."""
     parser.add_argument("--paper", action="store_true", help="table 1 beside the paper's")
     parser.add_argument("--fit", action="store_true", help="with --paper: repeat the calibration")
+    parser.add_argument(
+        "--sweep",
+        choices=("mixed-speeds", "quorum", "scavenging"),
+        help="the real protocol in virtual time: table 5, all quorums, table 4",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     for field in fields(Cluster):
@@ -35,7 +40,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Simulate one cluster, or the whole table. Exits 1 when a paper cell misses its bar."""
+    """Simulate one cluster, a sweep, or the whole table. Exits 1 when a paper cell misses its bar
+    or a sweep does not show the paper's pattern."""
+    if options.sweep:
+        from harness.commands import sweeps
+
+        return sweeps.execute(options.sweep, options.seed, as_json=options.json)
     return _paper(options) if options.paper else _one(options)
 
 

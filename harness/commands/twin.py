@@ -136,7 +136,8 @@ def sim_options(measured: Measured) -> SimOptions:
     if round_trip is not None:
         found["latency_ms"] = (round_trip / 2, round_trip / 2)
     if join is not None:
-        # Dialling, the greeting and the transfer itself take two round trips on the link.
+        # Dialling, the greeting and the transfer itself take two round trips on the link. Waiting
+        # for a fragment to come by is left in: less than a step, once for each life.
         found["load_ms"] = max(0.0, join - 2 * (round_trip or 0.0))
     if late is not None:
         # Drawn evenly from zero to this, so the mean is half of it.
