@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import SpecError
 from harness.spec_faults import describe
 
-FILE = "suite.toml"
-"""Where a suite's directory keeps the suite as given."""
+KEPT = ".suite.toml"
+"""A suite's directory keeps the suite as given under its name and this."""
 
 
 class _Head(BaseModel):

@@ -34,10 +34,10 @@ class Outcome:
 
 def kept(directory: Path) -> Suite | None:
     """The suite whose directory this is; None when it is a run's or nobody's."""
-    path = directory / suites.FILE
-    if not path.is_file():
-        return None
-    return suites.read(path.read_text(encoding="utf-8"), directory.name, TOGETHER)
+    for path in sorted(directory.glob(f"*{suites.KEPT}")):
+        name = path.name.removesuffix(suites.KEPT)
+        return suites.read(path.read_text(encoding="utf-8"), name, TOGETHER)
+    return None
 
 
 def carry_out(suite: Suite, out: Path, one: Callable[[str, Path], int]) -> Outcome | None:
@@ -47,9 +47,9 @@ def carry_out(suite: Suite, out: Path, one: Callable[[str, Path], int]) -> Outco
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if (out / suites.FILE).exists():
+        if kept(out) is not None:
             raise SpecError("--out", [f"{out} already holds a suite; name another folder"])
-        (out / suites.FILE).write_text(suite.text, encoding="utf-8")
+        (out / f"{suite.name}{suites.KEPT}").write_text(suite.text, encoding="utf-8")
     except OSError as error:
         raise SpecError("--out", [f"cannot write to {out}: {error.strerror or error}"]) from error
     for member, folder in zip(suite.together, suite.folders(), strict=True):
