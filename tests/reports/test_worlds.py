@@ -18,7 +18,7 @@ from reports.history import fold
 from tests.reports.builder import SECOND
 
 L: dict[str, Any] = {"unit": "launcher", "incarnation": 1}
-FAULT = {"fault": "f1", "kind": "kill", "unit": "worker-1"}
+FAULT: dict[str, Any] = {"fault": "f1", "kind": "kill", "unit": "worker-1"}
 
 
 def s(seconds: float) -> int:
