@@ -21,6 +21,8 @@ class Link:
 
     unit: str
     peer: str
+    on_demand: bool = False
+    """Whether it is open only now and then (``UnitSpec.on_demand``)."""
 
     @property
     def name(self) -> str:
@@ -32,7 +34,9 @@ class LinkTable:
     """The links of a target's units, and what is asked of each by which unit's faults."""
 
     def __init__(self, units: Iterable[UnitSpec]) -> None:
-        self.links = tuple(Link(u.name, peer) for u in units for peer in u.links)
+        self.links = tuple(
+            Link(u.name, peer, peer in u.on_demand) for u in units for peer in u.links
+        )
         self._asked: dict[str, LinkState] = {}
 
     def of(self, unit: str) -> tuple[Link, ...]:
@@ -40,9 +44,11 @@ class LinkTable:
         return tuple(link for link in self.links if unit in (link.unit, link.peer))
 
     def ask(self, unit: str, state: LinkState) -> dict[str, LinkState]:
-        """Remember what is asked of the unit's links; returns link name to new condition."""
+        """Remember what is asked of the unit's links; returns link name to new condition, links
+        that are always open first."""
         self._asked[unit] = state
-        return {link.name: self.state(link) for link in self.of(unit)}
+        links = sorted(self.of(unit), key=lambda link: link.on_demand)
+        return {link.name: self.state(link) for link in links}
 
     def disturbed(self, unit: str) -> bool:
         """Whether the unit's own faults ask for anything but health."""

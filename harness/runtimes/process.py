@@ -9,8 +9,11 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import msgspec
@@ -33,6 +36,9 @@ from harness.runtimes.process_options import read_options, unit_environment
 from harness.runtimes.proxy_server import ProxyServer
 from targets.base import Target, UnitSpec
 from targets.unit_config import UnitConfig, write_unit_config
+
+BEHIND_TRIES, BEHIND_PAUSE_S = 5, 0.3
+"""How often, and after which pause, a link between learners is set that could not be."""
 
 PROXY_DEATHS_MAX = 10
 """After so many deaths in one run the proxy server is not started again."""
@@ -60,6 +66,8 @@ class ProcessRuntime:
         self._ports: Ports | None = None
         self._server: ProxyServer | None = None
         self._table = LinkTable(())
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="peer-links")
+        self._behind_failed: SimpleQueue[AnyEvent] = SimpleQueue()
         self._units: dict[str, UnitSpec] = {}
         self._proxy_log: BinaryIO | None = None
         self._late: list[AnyEvent] = []
@@ -93,6 +101,8 @@ class ProcessRuntime:
     def poll(self, until_ns: int) -> list[AnyEvent]:
         """Events that became known, oldest first."""
         late, self._late = self._late, []
+        while not self._behind_failed.empty():
+            late.append(self._behind_failed.get())
         if self._children is None:
             return late
         return [*self._children.poll(-1 if late else until_ns), *late]
@@ -108,6 +118,7 @@ class ProcessRuntime:
         self._closed = True
         if self._server is not None:
             self._attempt("heal links", self._heal_links)
+        self._behind.shutdown()
         if self._children is not None:
             children = self._children
             self._attempt("stop units", lambda: children.close(self._options["stop_s"]))
@@ -196,11 +207,27 @@ class ProcessRuntime:
     def _set_links(self, unit: str, state: LinkState) -> str:
         if self._server is None or not self._table.of(unit):
             raise FaultSkipped(f"{unit} has no link")
-        notes = [
-            self._server.links.set_state(name, wanted)
-            for name, wanted in self._table.ask(unit, state).items()
-        ]
-        return "; ".join(sorted({note for note in notes if note}))
+        rare = {link.name for link in self._table.of(unit) if link.on_demand}
+        notes = set()
+        for name, wanted in self._table.ask(unit, state).items():
+            if name in rare:
+                # Hardly ever open, and many: the fault is in force before they all are set.
+                self._behind.submit(self._set_behind, self._server, name, wanted)
+            else:
+                notes.add(self._server.links.set_state(name, wanted))
+        return "; ".join(sorted(notes - {""}))
+
+    def _set_behind(self, server: ProxyServer, name: str, wanted: LinkState) -> None:
+        for attempt in range(BEHIND_TRIES):
+            try:
+                server.links.set_state(name, wanted)
+                return
+            except ControlError as error:  # the proxy server may be on its way back
+                if attempt + 1 < BEHIND_TRIES:
+                    time.sleep(BEHIND_PAUSE_S)
+                    continue
+                now_ns = self.clock.now_ns()
+                self._behind_failed.put(HarnessFailed(t_ns=now_ns, where=name, why=str(error)))
 
     # --- parts of open and close ------------------------------------------------------------
 

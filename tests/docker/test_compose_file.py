@@ -51,9 +51,10 @@ def test_every_link_is_on_the_proxy_and_dialled_by_its_unit(target: Any) -> None
     listens = {proxy["name"]: proxy["listen"].rpartition(":")[2] for proxy in LINKS}
     table = LinkTable(target.units())
     assert set(listens) == {link.name for link in table.links}
-    for link in table.links:
-        peers = describe(environment(link.unit)).peers
-        assert peers == {link.peer: f"toxiproxy:{listens[link.name]}"}
+    assert {proxy["upstream"] for proxy in LINKS} == {f"{unit}:7000" for unit in UNITS}
+    for unit in target.units():
+        dialled = {k: f"toxiproxy:{listens[f'{unit.name}-to-{k}']}" for k in unit.links}
+        assert describe(environment(unit.name)).peers == dialled
 
 
 def test_only_the_control_port_is_published_on_loopback() -> None:
@@ -74,8 +75,9 @@ def test_a_unit_gets_its_config_from_the_environment(target: Any) -> None:
     variables = environment("learner-2")
     module, config = script["config_of"](describe(variables), variables)
     assert module == target.module()
-    assert (config.unit, config.role, config.listen) == ("learner-2", "learner", "")
-    assert config.peers == {"syncer": "toxiproxy:21002"}
+    assert (config.unit, config.role, config.listen) == ("learner-2", "learner", "0.0.0.0:7000")
+    assert config.peers["syncer"] == "toxiproxy:21002"
+    assert set(config.peers) == {"syncer", "learner-0", "learner-1", "learner-3"}
     assert config.params == dict(target.params)
     variables = environment("syncer")
     assert script["config_of"](describe(variables), variables)[1].listen == "0.0.0.0:7000"
