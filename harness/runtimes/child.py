@@ -42,7 +42,8 @@ class Child:
     """A restart is due and waits for the place to be thawed."""
     given_up: bool = False
     asked: bool = False
-    """This life is being ended by a fault, so its death says nothing against the unit."""
+    """This life is ended by a fault or by its own wish to be started anew (``os.EX_TEMPFAIL``), so
+    its death says nothing against the unit."""
     pidfd: int = field(default=-1, repr=False)
     lines: UnitLines | None = field(default=None, repr=False)
 

@@ -332,6 +332,8 @@ class Children:
         code = process.wait()
         process.stdout.close()
         child.process = None
+        # "Try again": a unit that ends on purpose to be started anew is no crash either.
+        child.asked = child.asked or code == os.EX_TEMPFAIL
         self.emit(
             UnitExited(
                 t_ns=self._clock.now_ns(),

@@ -1,0 +1,63 @@
+"""Children that are kept alive: whose deaths count against them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from harness.clock import WallClock
+from harness.events import AnyEvent, UnitExited, UnitNote
+from harness.runtimes import children
+from harness.runtimes.child import Child
+from harness.runtimes.children import Children
+
+
+@pytest.fixture
+def running() -> Iterator[Children]:
+    made = Children(WallClock(), lambda name, pid: None)
+    yield made
+    made.close(1.0)
+
+
+def start(running: Children, code: int) -> Child:
+    command = [sys.executable, "-S", "-c", f"raise SystemExit({code})"]
+    with open(os.devnull, "ab", buffering=0) as null:
+        log = os.fdopen(os.dup(null.fileno()), "ab", buffering=0)
+    child = Child("u", command, {"PATH": os.environ["PATH"]}, log)
+    running.start(child)
+    return child
+
+
+def events_until(running: Children, exits: int) -> list[AnyEvent]:
+    """Everything until so many exits were seen, or the unit was given up."""
+    clock = WallClock()
+    limit = clock.now_ns() + 30_000_000_000
+    seen: list[AnyEvent] = []
+    while sum(isinstance(e, UnitExited) for e in seen) < exits:
+        assert clock.now_ns() < limit, f"no {exits} exits within 30 s: {seen}"
+        seen += running.poll(running._clock.now_ns() + 100_000_000)
+        if any(isinstance(e, UnitNote) for e in seen):
+            break
+    return seen
+
+
+def test_a_unit_that_wants_to_be_started_anew_does_not_crash(
+    running: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "QUICK_LIVES_MAX", 3)
+    monkeypatch.setattr(children, "BACKOFF_S", (0.0, 60.0))
+    child = start(running, os.EX_TEMPFAIL)
+    seen = events_until(running, 6)
+    assert not [e for e in seen if isinstance(e, UnitNote)]
+    assert child.quick_lives == 0
+
+
+def test_a_unit_that_crashes_does(running: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "QUICK_LIVES_MAX", 3)
+    monkeypatch.setattr(children, "BACKOFF_S", (0.0,))
+    start(running, 1)
+    (note,) = [e for e in events_until(running, 6) if isinstance(e, UnitNote)]
+    assert note.what == "given-up"
