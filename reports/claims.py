@@ -12,7 +12,7 @@ from statistics import median
 
 from harness.events import LinkDown, LinkUp
 from reports.history import History
-from reports.lives import FaultWindow
+from reports.lives import FaultWindow, Life
 
 Wrong = tuple[str, tuple[int, ...]]
 
@@ -97,27 +97,36 @@ def links_explained(history: History) -> Iterator[Wrong]:
 
 
 def newborns_loaded(history: History) -> Iterator[Wrong]:
-    """A new life builds on what was committed before it was born, never on parameters of its own
-    making: fresh random weights are never promoted."""
-    committed: list[tuple[int, int, int]] = [
-        (m.event.t_ns, m.event.fragment, m.event.version) for m in history.merges
-    ]
-    born: dict[tuple[str, int], dict[int, int]] = {}
+    """A new life builds on what was committed before it was born (or on what its donor held by
+    then, which may lag a little), never on parameters of its own making: fresh random weights are
+    never promoted."""
+    least: dict[tuple[str, int], dict[int, int]] = {}
     for merge in history.merges:
         for part in merge.event.contributions:
             key = (part.unit, part.incarnation)
-            if key not in born:
+            if key not in least:
                 life = history.life(*key)
-                begin = life.begin_ns if life is not None else 0
-                born[key] = {p: v for t, p, v in committed if t < begin}
-            least = born[key].get(merge.event.fragment, 0)
-            if part.base_version < least:
+                least[key] = {} if life is None else _known_at_birth(history, life)
+            known = least[key].get(merge.event.fragment, 0)
+            if part.base_version < known:
                 text = (
                     f"life {part.incarnation} of {part.unit} built on version {part.base_version} "
-                    f"of fragment {merge.event.fragment}, though version {least} was committed "
+                    f"of fragment {merge.event.fragment}, though version {known} was committed "
                     "before it was born"
                 )
                 yield text, (merge.line,)
+
+
+def _known_at_birth(history: History, life: Life) -> dict[int, int]:
+    """Fragment to the version that a life has no excuse not to build on."""
+    joined = life.joined.event if life.joined is not None else None
+    if joined is not None and joined.source in history.lives:
+        donor = history.life_at(joined.source, life.begin_ns)
+        held = donor.adopted if donor is not None else []
+        return {a.event.fragment: a.event.version for a in held if a.event.t_ns < life.begin_ns}
+    return {
+        m.event.fragment: m.event.version for m in history.merges if m.event.t_ns < life.begin_ns
+    }
 
 
 def embedding_averaged(history: History) -> Iterator[Wrong]:

@@ -76,9 +76,9 @@ def _owed(check: str, history: History) -> bool:
 
 def _everybody_heard(params: Mapping[str, object]) -> bool:
     """Whether every training learner gets into merges. With a quorum below the number of learners
-    those are left out, by design, who are slower than the rest where there is no grace window or
-    every step has a merge."""
-    patient = bool(params.get("grace")) and params.get("sync_every") != 1
+    those are left out, by design, who trail the rest where there is no grace window or a
+    fragment is merged every other step."""
+    patient = bool(params.get("grace")) and params.get("sync_every") not in (1, 2)
     return patient or params.get("quorum") == params.get("learners")
 
 

@@ -46,9 +46,10 @@ def _params(rng: Random) -> Table:
     quorum = rng.choice((1, 1, rng.randint(1, learners), learners))
     grace = rng.random() < 0.75
     every = rng.choice((1, 2, 3, 4, 6, 8))
-    if every == 1:
-        # With a merge at every step, whoever is slower than the quorum always finds its counters
-        # just restarted when it is asked: by design it is never heard.
+    if every <= 2:
+        # A fragment is adopted about a step after its merge. With merges that close together,
+        # whoever trails the quorum by a moment always finds its counters just restarted when it
+        # is asked: by design it is never heard.
         quorum = learners
     elif not grace and quorum < learners:
         # Likewise where steps race ahead with every report: merges must be rarer than reports.
