@@ -118,7 +118,8 @@ def simulated_twin(spec: str, live_dir: Path, measured: Measured) -> Checked:
 
 def sim_options(measured: Measured) -> SimOptions:
     """The simulated runtime's options; what the run had no sample of keeps its default."""
-    found: dict[str, Any] = {}
+    # Live links are healed of a stall by making them anew.
+    found: dict[str, Any] = {"stall_heals": "recreate"}
 
     def always(option: str, *names: str) -> None:
         values = [ms for name in names if (ms := measured.ms(name)) is not None]
