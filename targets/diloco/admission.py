@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from targets.diloco import wiretypes
 from targets.diloco.messages import Push
 
 REFUSALS = frozenset(
     {"stale", "duplicate", "late", "non-finite", "truncated", "checksum", "layout", "fenced"}
 )
-
-_BYTES = {"f32": 4, "bf16": 2}
 
 
 def quorum(fresh: int, training: int, needed: int, step: int) -> tuple[bool, str]:
@@ -77,12 +76,13 @@ def admit(push: Push, want: Expected) -> tuple[bool, str]:
 
 
 def _whole(push: Push, elements: int | None) -> tuple[bool, str]:
-    size = _BYTES.get(push.payload.dtype)
-    if elements is not None and size is not None and push.payload.nbytes != elements * size:
-        return False, (
-            f"truncated: {push.payload.nbytes} bytes of {push.payload.dtype}, "
-            f"the fragment has {elements * size}"
-        )
+    payload = push.payload
+    if elements is not None and payload.dtype in wiretypes.DTYPES:
+        due = wiretypes.nbytes(payload.dtype, elements)
+        if payload.nbytes != due:
+            return False, (
+                f"truncated: {payload.nbytes} bytes of {payload.dtype}, the fragment has {due}"
+            )
     return True, "admitted"
 
 

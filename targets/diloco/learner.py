@@ -26,6 +26,7 @@ The drivers write UnitStarted and UnitReady; everything else a learner has to sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from harness.events import (
@@ -155,7 +156,8 @@ class Learner:
         self._donating = Donating(params, layout)
         self._peers_due = NEVER
         """As ``_link_due``, for links to other learners; they are rare."""
-        self._pending: dict[int, Fragment] = {}
+        self._pending: dict[int, list[Fragment]] = {}
+        """Fragment to what came of it since the last step: changes one after the other."""
         self._adopting: list[Fragment] = []
         self._reads: dict[int, _Counted] = {}
         """Request to what its push will say."""
@@ -414,7 +416,8 @@ class Learner:
             self._keep(fragment)
         elif fragment.version > self._known[p]:
             self._expect(fragment)
-            self._pending[p] = fragment
+            queued = self._pending.get(p, []) if fragment.payload.relative else []
+            self._pending[p] = [*queued, fragment]
             if self.joined and not self._stepping:
                 self._go_on()
 
@@ -529,8 +532,8 @@ class Learner:
         """The donor's state is damaged or does not fit: as if it had never come."""
         taken, self._taken = self._taken, None
         assert taken is not None
-        for fragment in self._pending.values():
-            self._incoming[fragment.fragment] = fragment
+        for p, queued in self._pending.items():
+            self._incoming[p] = queued[-1]  # whole: the syncer sends no changes to a newcomer
         self._pending.clear()
         self._known = [0] * self.params.fragments
         self._recover(self._recovery.rejected(taken.donor, why, self._now))
@@ -578,7 +581,7 @@ class Learner:
 
     def _go_on(self) -> None:
         """The main lane is free: adopt what came, then step, or wait where that is the rule."""
-        for fragment in self._pending.values():
+        for fragment in chain.from_iterable(self._pending.values()):
             self._adopting.append(fragment)
             job = Adopt(fragment.fragment, fragment.version, fragment.payload)
             self._out.append(Work(job))
@@ -664,6 +667,8 @@ class Learner:
             fragment = self._adopting.pop(0)
             detail = f"fragment {fragment.fragment} version {fragment.version}: {event.why}"
             self._note(UnitNote, what="adopt-failed", detail=detail)
+            if fragment.payload.relative:
+                self._lost_anchor(fragment.fragment)
             self._serve_pending()
         elif isinstance(job, CopyState | ReadState):
             self._note(UnitNote, what="read-failed", detail=event.why)
@@ -673,3 +678,10 @@ class Learner:
             self._not_loaded(event.why)
         else:
             self._end(f"{type(job).__name__} failed: {event.why}", code=1)
+
+    def _lost_anchor(self, fragment: int) -> None:
+        """No later change of this fragment can be used either; on a new link the syncer hears
+        that and sends the whole of it."""
+        self._known[fragment] = 0
+        if self._link.up:
+            self._give_up(f"fragment {fragment} is no longer what {self.syncer} takes it for")

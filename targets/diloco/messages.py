@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from targets.diloco.wiretypes import CHANGES
+
 Clock = dict[str, int]
 
 
@@ -23,6 +25,11 @@ class Payload:
     nbytes: int
     digest: str
     data: Any = field(default=None, compare=False)
+
+    @property
+    def relative(self) -> bool:
+        """Whether this is the change since an anchor (see ``targets.diloco.wiretypes``)."""
+        return self.dtype in CHANGES
 
 
 # --- learner to syncer --------------------------------------------------------------------------
@@ -326,6 +333,8 @@ class MergeInput:
     unit: str
     weight: float
     payload: Payload
+    base_version: int = 0
+    """The version that the fragment builds upon, which a change is a change of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,14 @@ class DilocoParams:
     """Each side sends at least this often."""
     silence_ms_max: Positive = 1500
     """A peer that was not heard for so long is given up and the link is made anew."""
-    wire_up: Literal["f32", "bf16"] = "f32"
-    """How fragments travel from learner to syncer."""
-    wire_down: Literal["f32", "bf16"] = "f32"
+    wire_up: Literal["f32", "bf16", "int4"] = "f32"
+    """How fragments travel from learner to syncer; ``int4``: only their change since the version
+    that they build upon, in four bits an element (``targets.diloco.int4``)."""
+    wire_down: Literal["f32", "bf16", "int4"] = "f32"
+    """How they travel back; ``int4``: only their change since the version before, and whole in
+    f32 to whoever lacks that one."""
+    error_feedback: bool = False
+    """With ``wire_up = "int4"``: what rounding left out of a push is added to the next one."""
 
     recovery: Literal["peer", "syncer"] = "peer"
     """Where a restarted learner's state comes from: a healthy peer's parameters and inner
@@ -125,6 +130,10 @@ class DilocoParams:
             values = getattr(self, name)
             if values and len(values) != self.learners:
                 found.append(f"{name} has {len(values)} entries for {self.learners} learners")
+        if self.error_feedback and self.wire_up != "int4":
+            found.append(
+                f'error_feedback has nothing to feed back: wire_up is "{self.wire_up}", not "int4"'
+            )
         if any(s <= 0 for s in self.speeds):
             found.append("speeds must be positive")
         if any(b < 1 for b in self.batches):

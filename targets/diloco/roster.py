@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from targets.diloco.liveness import NEVER, Link
 from targets.diloco.params import DilocoParams
 
+UNKNOWN = -1
+"""The version of a fragment that a learner is not known to hold."""
+
 
 class Peer:
     """One learner as the syncer knows it."""
@@ -17,6 +20,7 @@ class Peer:
         "contributed",
         "fresh",
         "greeted",
+        "holds",
         "incarnation",
         "link",
         "merged_through",
@@ -56,6 +60,9 @@ class Peer:
         self.reading = 0
         """Reads for this learner that the worker has not finished."""
         self.fresh = False
+        self.holds = [UNKNOWN] * len(self.merged_through)
+        """Per fragment, the version it was sent last or said that it holds: what a broadcast may
+        be a change of."""
 
     def begin_life(self, incarnation: int) -> None:
         """A newer life than any before: nothing of it is merged yet."""

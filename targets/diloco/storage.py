@@ -32,8 +32,17 @@ class StateError(RuntimeError):
 class Store(Protocol):
     """Where a syncer keeps (theta, momentum) of each fragment's newest versions."""
 
-    def save(self, fragment: int, version: int, theta: Flat, buf: Flat) -> None:
-        """Make the version durable; versions beyond the newest ``KEPT`` go."""
+    def save(
+        self, fragment: int, version: int, theta: Flat, buf: Flat, sent: Flat | None = None
+    ) -> None:
+        """Make the version durable; versions beyond the newest ``KEPT`` go.
+
+        ``sent`` is what receivers hold of it, where that is not ``theta`` (int4 down).
+        """
+        ...
+
+    def sent(self, fragment: int, version: int, elements: int) -> Flat:
+        """``sent`` of that version, or its theta. Raises :class:`StateError`."""
         ...
 
     def load(self, fragment: int, version: int, elements: int) -> tuple[Flat, Flat]:
@@ -49,22 +58,32 @@ class MemoryStore:
     """Outlives a simulated syncer's lives, as its disk would; honest and without delay."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[int, tuple[Flat, Flat]]] = {}
+        self._kept: dict[int, dict[int, tuple[Flat, Flat, Flat]]] = {}
 
-    def save(self, fragment: int, version: int, theta: Flat, buf: Flat) -> None:
+    def save(
+        self, fragment: int, version: int, theta: Flat, buf: Flat, sent: Flat | None = None
+    ) -> None:
         """Keep copies."""
         kept = self._kept.setdefault(fragment, {})
-        kept[version] = (theta.copy(), buf.copy())
+        theta = theta.copy()
+        kept[version] = (theta, buf.copy(), theta if sent is None else sent.copy())
         for old in sorted(kept)[:-KEPT]:
             del kept[old]
 
     def load(self, fragment: int, version: int, elements: int) -> tuple[Flat, Flat]:
         """Copies of that version. Raises :class:`StateError` when it is not kept."""
+        theta, buf, _ = self._find(fragment, version)
+        return theta.copy(), buf.copy()
+
+    def sent(self, fragment: int, version: int, elements: int) -> Flat:
+        """A copy of what was sent. Raises :class:`StateError` when the version is not kept."""
+        return self._find(fragment, version)[2].copy()
+
+    def _find(self, fragment: int, version: int) -> tuple[Flat, Flat, Flat]:
         try:
-            theta, buf = self._kept[fragment][version]
+            return self._kept[fragment][version]
         except KeyError:
             raise StateError(f"version {version} of fragment {fragment} is not kept") from None
-        return theta.copy(), buf.copy()
 
     def versions(self, fragment: int) -> list[int]:
         """Versions of the fragment that are kept, oldest first."""
@@ -83,9 +102,14 @@ class FragmentStore:
         """Where that version of that fragment is, or would be."""
         return self.directory / f"fragment-{fragment:03d}-v{version:08d}.safetensors"
 
-    def save(self, fragment: int, version: int, theta: Flat, buf: Flat) -> None:
+    def save(
+        self, fragment: int, version: int, theta: Flat, buf: Flat, sent: Flat | None = None
+    ) -> None:
         """Write, sync, rename; older versions beyond ``KEPT`` are removed. Raises ``OSError``."""
-        data = save({"theta": theta, "momentum": buf}, {"layout": self.layout})
+        arrays = {"theta": theta, "momentum": buf}
+        if sent is not None:
+            arrays["sent"] = sent
+        data = save(arrays, {"layout": self.layout})
         target = self.path(fragment, version)
         temporary = target.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -99,16 +123,29 @@ class FragmentStore:
 
     def load(self, fragment: int, version: int, elements: int) -> tuple[Flat, Flat]:
         """(theta, momentum) of that version. Raises :class:`StateError`."""
+        theta, buf = self._read(fragment, version, elements, ("theta", "momentum"))
+        return theta, buf
+
+    def sent(self, fragment: int, version: int, elements: int) -> Flat:
+        """What was sent of that version. Raises :class:`StateError`."""
+        return self._read(fragment, version, elements, ("sent|theta",))[0]
+
+    def _read(
+        self, fragment: int, version: int, elements: int, names: tuple[str, ...]
+    ) -> list[Flat]:
         path = self.path(fragment, version)
         try:
             with safe_open(path, framework="numpy") as file:
                 layout = (file.metadata() or {}).get("layout")
-                theta, buf = file.get_tensor("theta"), file.get_tensor("momentum")
+                there = set(file.keys())
+                # "a|b" is a, or b where there is no a.
+                chosen = [next((n for n in name.split("|") if n in there), name) for name in names]
+                found = [file.get_tensor(name) for name in chosen]
         except (OSError, SafetensorError) as error:
             raise StateError(f"{path}: cannot be read: {error}") from error
-        if layout != self.layout or theta.shape != (elements,) or buf.shape != (elements,):
+        if layout != self.layout or any(array.shape != (elements,) for array in found):
             raise StateError(f"{path}: belongs to another parameter layout or seed")
-        return theta, buf
+        return found
 
     def versions(self, fragment: int) -> list[int]:
         """Versions of the fragment that are on disk, oldest first."""

@@ -81,7 +81,7 @@ from targets.diloco.messages import (
     Welcome,
 )
 from targets.diloco.params import DilocoParams
-from targets.diloco.roster import Peer, Roster
+from targets.diloco.roster import UNKNOWN, Peer, Roster
 from targets.diloco.vector import VectorClock
 from targets.diloco.weighting import weight
 
@@ -349,6 +349,8 @@ class Syncer:
         peer.away = "joining"
         newcomer = hello.versions is None
         donors = self._donors(peer) if newcomer else ()
+        if hello.versions is not None:
+            peer.holds = list(hello.versions)
         peer.training = not newcomer
         peer.awaiting = newcomer and not donors
         peer.wanted = self._newest(donors) if newcomer else self._missed(peer, hello)
@@ -419,7 +421,11 @@ class Syncer:
     def _report(self, peer: Peer, report: Report) -> None:
         if report.incarnation != peer.incarnation or peer.awaiting:
             return
-        peer.training = True
+        if not peer.training:
+            peer.training = True
+            if UNKNOWN in peer.holds:
+                # Its parameters are a donor's, which are no version that anything is a change of.
+                peer.holds = [UNKNOWN] * self.params.fragments
         if report.step > peer.position:  # one sent again after a reconnect is no news
             peer.position = report.step
             self.pace.saw_step(report.step_ns)
@@ -570,7 +576,7 @@ class Syncer:
             self._retry("too few fragments came")
             return
         inputs = tuple(
-            MergeInput(name, weight(push.c_tokens, push.c_steps), push.payload)
+            MergeInput(name, weight(push.c_tokens, push.c_steps), push.payload, push.base_version)
             for name, (push, _) in sorted(self._admitted.items())
         )
         p = self._fragment
@@ -634,6 +640,8 @@ class Syncer:
             reason = refusal(why)
             self._excluded[name] = f"refused: {reason}"
             self._refuse(name, push, reason)
+            if reason.startswith("stale"):
+                self._send_whole(self.roster.by_name[name], job.fragment)
         if result.payload is None:
             self._retry("too few fragments were sound")
             return
@@ -644,7 +652,7 @@ class Syncer:
         message = Fragment(p, job.version, job.clock, result.payload, self._clock.read())
         for peer in self.roster.peers:
             if peer.greeted and not peer.awaiting:
-                self._send(peer, message)
+                self._broadcast(peer, message)
         sync_ns = self._now - self._closed
         self.pace.saw_sync(sync_ns)
         received, sent = self.traffic()
@@ -669,6 +677,22 @@ class Syncer:
         )
         self._job = None
         self._open(job.clock + 1)
+
+    def _broadcast(self, peer: Peer, message: Fragment) -> None:
+        """Send a merged fragment; whole to a learner that lacks the version it is a change of, and
+        to one that is only recovering, which keeps nothing but the newest of each fragment."""
+        p = message.fragment
+        known = peer.training and peer.holds[p] == message.version - 1
+        if message.payload.relative and not known:
+            self._send_whole(peer, p)
+            return
+        peer.holds[p] = message.version
+        self._send(peer, message)
+
+    def _send_whole(self, peer: Peer, fragment: int) -> None:
+        if peer.greeted:
+            peer.wanted.add(fragment)
+            self._read_for(peer)
 
     def _commit(self, job: Merge) -> tuple[Contribution, ...]:
         p = job.fragment
@@ -722,6 +746,7 @@ class Syncer:
         clock = self._clock.read()
         for p in sorted(peer.wanted):
             payload = result.payloads[p]
+            peer.holds[p] = self.versions[p]
             self._send(peer, Fragment(p, self.versions[p], self.committed[p], payload, clock))
         peer.wanted.clear()
         peer.awaiting = False

@@ -14,7 +14,7 @@ node asked for. ``run`` does all of it at once, for drivers without threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from faults.base import Tuning
 from targets.base import Worker
 from targets.diloco import arrays, codec, trainers
 from targets.diloco.accelerator import Paced
+from targets.diloco.anchors import Received, Sent
 from targets.diloco.arrays import Flat, Merged, Outer, Rule
 from targets.diloco.messages import (
     STATE_KINDS,
@@ -141,6 +142,11 @@ class LearnerWorker:
         self._loaded = False
         self._copies: dict[str, Snapshot] = {}
         self._bytes = [4 * n for n in self.layout.elements]
+        self._received = Received(
+            len(self.layout.fragments),
+            needed="int4" in (params.wire_up, params.wire_down),
+            feedback=params.error_feedback,
+        )
 
     def warm(self) -> None:
         """Compile what a step needs; before the unit says that it is ready."""
@@ -163,15 +169,22 @@ class LearnerWorker:
             case TrainStep():
                 return self._train()
             case Adopt(fragment=fragment, payload=payload):
-                self.trainer.write(fragment, self._open(fragment, payload))
+                flat = self._open(fragment, payload)
+                self.trainer.write(fragment, self._split(fragment, flat))
+                self._received.took(fragment, flat)
                 return None
             case LoadAll(payloads=payloads):
-                self.trainer.load([self._open(p, payload) for p, payload in enumerate(payloads)])
+                flats = [self._open(p, payload) for p, payload in enumerate(payloads)]
+                self.trainer.load([self._split(p, flat) for p, flat in enumerate(flats)])
                 self._loaded = True
+                self._received.forget()
+                for p, flat in enumerate(flats):
+                    self._received.took(p, flat)
                 return Loaded(dict(self.trainer.digests()))
             case LoadState():
                 self.trainer.restore(self._state(job))
                 self._loaded = True
+                self._received.forget()
                 return Loaded(dict(self.trainer.digests()))
         raise TypeError(f"not a job of a learner's main lane: {type(job).__name__}")
 
@@ -179,6 +192,7 @@ class LearnerWorker:
         """Let reads see the parameters as they are now; nothing before the first ``LoadAll``."""
         if self._loaded:
             self._snapshot = self.trainer.snapshot()
+            self._received.publish()
 
     def bind(self, job: Job) -> Callable[[], Any]:
         """``job`` as a call. A read is answered from the snapshot published last before now."""
@@ -197,7 +211,8 @@ class LearnerWorker:
             self._copies[job.transfer] = self._snapshot
             return partial(_described, self._snapshot)
         tuning = self.tuning if self._ask is None else self._ask()
-        return partial(self._read, self._snapshot, job.fragment, tuning.update)
+        anchor = self._received.published[job.fragment]
+        return partial(self._read, self._snapshot, job.fragment, anchor, tuning.update)
 
     def cost_ns(self, job: Job) -> int:
         """Virtual duration of ``job`` on a chip that nothing slows."""
@@ -214,9 +229,13 @@ class LearnerWorker:
             trained.tokens, began_at_ns, paced.compute_ns, self._pacing.nominal_ns, trained.loss
         )
 
-    def _read(self, snapshot: Snapshot, fragment: int, update: str) -> Payload:
-        payload = codec.pack(snapshot.read(fragment), self._params.wire_up)
-        return poisoned(payload, update) if update else payload
+    def _read(self, snapshot: Snapshot, fragment: int, anchor: Flat | None, update: str) -> Payload:
+        read = snapshot.read(fragment)
+        if self._params.wire_up == "int4":
+            payload = self._received.pack(fragment, _flat(read), anchor)
+        else:
+            payload = codec.pack(read, self._params.wire_up)
+        return poisoned(payload, update, anchor) if update else payload
 
     def _part(self, snapshot: Snapshot, number: int) -> Payload:
         fragment, which = divmod(number, STATE_KINDS)
@@ -228,14 +247,17 @@ class LearnerWorker:
         if len(job.payloads) != STATE_KINDS * count:
             raise codec.PayloadError("layout", f"{len(job.payloads)} parts for {count} fragments")
         opened = [
-            self._open(number // STATE_KINDS, payload)
+            self._split(number // STATE_KINDS, self._open(number // STATE_KINDS, payload))
             for number, payload in enumerate(job.payloads)
         ]
         params, first, second = (opened[which::STATE_KINDS] for which in range(STATE_KINDS))
         return State(params, first, second, job.trained, job.moments)
 
-    def _open(self, fragment: int, payload: Payload) -> Arrays:
-        flat = codec.unpack(payload, self.layout.elements[fragment])
+    def _open(self, fragment: int, payload: Payload) -> Flat:
+        anchor = self._received.anchor(fragment)
+        return codec.unpack(payload, self.layout.elements[fragment], anchor)
+
+    def _split(self, fragment: int, flat: Flat) -> Arrays:
         return codec.split(flat, self.layout.shapes(fragment))
 
 
@@ -282,6 +304,11 @@ class SyncerWorker:
         self._rules = [rules(layout, p, params.merge) for p in range(len(layout.fragments))]
         self._bytes = [4 * n for n in layout.elements]
         self._versions = [0] * len(self._theta)
+        self._sent: Sent | None = None
+        if "int4" in (params.wire_up, params.wire_down):
+            # Bases of pushes that are not yet too old: merges of a fragment are sync_every apart.
+            kept = 2 + params.stale_limit // params.sync_every if params.wire_up == "int4" else 1
+            self._sent = Sent([self._as_sent(p) for p in range(len(self._theta))], kept)
         if store is not None:
             self._restore([max(store.versions(p), default=0) for p in range(len(self._theta))])
 
@@ -293,6 +320,8 @@ class SyncerWorker:
                 self._theta[fragment], self._buf[fragment] = self._stored(fragment, version)
                 self._versions[fragment] = version
                 self._payloads[fragment] = None
+                if self._sent is not None:
+                    self._sent.restart(fragment, version, self._sent_then(fragment, version))
 
     def run(self, job: Job) -> Any:
         """Carry out :class:`Merge`, :class:`ReadAll` or :class:`Restore`.
@@ -329,6 +358,25 @@ class SyncerWorker:
             )
         return self._store.load(fragment, version, self.layout.elements[fragment])
 
+    def _sent_then(self, fragment: int, version: int) -> Flat:
+        """What receivers made of a version that was just restored."""
+        if self._params.wire_down == "int4" and version > 0 and self._store is not None:
+            return self._store.sent(fragment, version, self.layout.elements[fragment])
+        return self._as_sent(fragment)
+
+    def _held(self, fragment: int) -> Flat:
+        """What deltas are anchored at: the fragment, or with int4 down what receivers hold."""
+        if self._params.wire_down == "int4" and self._sent is not None:
+            return self._sent.newest(fragment)
+        return self._theta[fragment]
+
+    def _as_sent(self, fragment: int) -> Flat:
+        """What receivers make of the fragment as it is now, when it is sent whole."""
+        theta = self._theta[fragment]
+        if self._params.wire_down == "bf16":
+            return codec.decode(codec.encode([theta], "bf16"), "bf16", theta.size)
+        return theta.copy()
+
     def _align(self, fragment: int, version: int) -> None:
         wanted = list(self._versions)
         wanted[fragment] = version
@@ -358,18 +406,19 @@ class SyncerWorker:
             merged = None
         if merged is None or not merged.finite:
             return MergeResult(None, refused, "", merged is None, rule)
-        self._commit(job.fragment, job.version, merged)
-        payload = self._payload(job.fragment)
+        payload = self._commit(job.fragment, job.version, merged)
         digest = codec.digest([merged.theta])
         return MergeResult(payload, refused, digest, True, rule)
 
     def _usable(self, job: Merge, refused: dict[str, str]) -> dict[str, tuple[float, Flat]]:
         """Unit to (weight, fragment), by unit name: sums are taken in this order."""
         usable: dict[str, tuple[float, Flat]] = {}
+        elements = self.layout.elements[job.fragment]
         ordered: list[MergeInput] = sorted(job.inputs, key=lambda i: i.unit)
         for entry in ordered:
             try:
-                flat = codec.unpack(entry.payload, self.layout.elements[job.fragment])
+                base = self._sent.at(job.fragment, entry.base_version) if self._sent else None
+                flat = codec.unpack(entry.payload, elements, base)
             except codec.PayloadError as error:
                 refused[entry.unit] = str(error)
             else:
@@ -378,10 +427,11 @@ class SyncerWorker:
 
     def _attempt(self, fragment: int, usable: Mapping[str, tuple[float, Flat]]) -> Merged:
         theta, buf = self._theta[fragment], self._buf[fragment]
+        anchor = self._held(fragment)
         spare = self._spare[fragment] or (np.empty_like(theta), np.empty_like(buf))
         self._spare[fragment] = spare
-        return self._merge(
-            theta,
+        merged = self._merge(
+            anchor,
             buf,
             [flat for _, flat in usable.values()],
             [weight for weight, _ in usable.values()],
@@ -390,19 +440,36 @@ class SyncerWorker:
             self._outer,
             spare,
         )
+        if anchor is theta:
+            return merged
+        merged.theta[:] += theta - anchor  # the step is one of the exact fragment; see anchors
+        return replace(merged, finite=merged.finite and arrays.finite(merged.theta))
 
-    def _commit(self, fragment: int, version: int, merged: Merged) -> None:
+    def _commit(self, fragment: int, version: int, merged: Merged) -> Payload:
+        """Make the merge durable, then the present state; returns what is broadcast."""
+        sent: Flat | None = None
+        if self._params.wire_down == "int4":
+            payload, sent = codec.pack_change(merged.theta, self._held(fragment))
+        else:
+            payload = codec.pack([merged.theta], self._params.wire_down)
         if self._store is not None:
-            self._store.save(fragment, version, merged.theta, merged.buf)
+            self._store.save(fragment, version, merged.theta, merged.buf, sent)
+        if sent is None and self._params.wire_up == "int4":
+            sent = codec.decode(payload.data, payload.dtype, merged.theta.size)
+        if sent is not None and self._sent is not None:
+            self._sent.put(fragment, version, sent)
         self._spare[fragment] = (self._theta[fragment], self._buf[fragment])
         self._theta[fragment], self._buf[fragment] = merged.theta, merged.buf
         self._versions[fragment] = version
-        self._payloads[fragment] = None
+        self._payloads[fragment] = None if payload.relative else payload
+        return payload
 
     def _payload(self, fragment: int) -> Payload:
+        """The whole fragment, for whoever lacks the version before: what all others hold."""
         payload = self._payloads[fragment]
         if payload is None:
-            payload = codec.pack([self._theta[fragment]], self._params.wire_down)
+            dtype = self._params.wire_down
+            payload = codec.pack([self._held(fragment)], "f32" if dtype == "int4" else dtype)
             self._payloads[fragment] = payload
         return payload
 

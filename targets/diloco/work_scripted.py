@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from faults.base import Tuning
-from targets.diloco import codec
+from targets.diloco import wiretypes
 from targets.diloco.messages import (
     STATE_KINDS,
     Adopt,
@@ -129,7 +130,7 @@ class ScriptedLearner:
                 return partial(self.compute, job)
         dtype = self._params.wire_up
         digest = _hash(self._name, self._steps, self._adopted[job.fragment])
-        nbytes = self._elements[job.fragment] * codec.BYTES[dtype]
+        nbytes = wiretypes.nbytes(dtype, self._elements[job.fragment])
         payload = Payload(dtype=dtype, nbytes=nbytes, digest=digest)
         return lambda: payload
 
@@ -166,7 +167,7 @@ class ScriptedSyncer:
         self._dtype = params.wire_down
         self._memory: Memory = {} if memory is None else memory
         self._bytes = [4 * n for n in layout.elements]
-        self._nbytes = [n * codec.BYTES[params.wire_down] for n in layout.elements]
+        self._nbytes = [wiretypes.nbytes(params.wire_down, n) for n in layout.elements]
         self._rules = [rule_name(layout, p, params.merge) for p in range(len(layout.fragments))]
         self._versions = [0] * len(layout.fragments)
 
@@ -184,7 +185,7 @@ class ScriptedSyncer:
                 self._versions = list(versions)
                 return None
             case ReadAll():
-                return AllFragments(tuple(self._payload(p) for p in range(len(self._versions))))
+                return AllFragments(tuple(self._whole(p) for p in range(len(self._versions))))
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")
 
     def cost_ns(self, job: Job) -> int:
@@ -195,3 +196,9 @@ class ScriptedSyncer:
         version = self._versions[fragment]
         digest = self._memory.get((fragment, version)) or _hash(fragment, version)
         return Payload(dtype=self._dtype, nbytes=self._nbytes[fragment], digest=digest)
+
+    def _whole(self, fragment: int) -> Payload:
+        payload = self._payload(fragment)
+        if not payload.relative:
+            return payload
+        return replace(payload, dtype="f32", nbytes=self._bytes[fragment])
