@@ -202,7 +202,7 @@ def _with_trace(part: FaultPart, prefix: str, problems: list[str], base: Path | 
     if schedule is None or schedule.process != "trace" or schedule.file is None:
         return part
     where = f"{prefix}schedule.file"
-    text = _trace_text(schedule.file, where, problems, base)
+    text = _text_of(schedule.file, where, problems, base)
     if text is None:
         return part
     trace, found = tracefile.parse(text, schedule.file, schedule.length_s)
@@ -213,16 +213,21 @@ def _with_trace(part: FaultPart, prefix: str, problems: list[str], base: Path | 
     return part.model_copy(update={"trace": trace})
 
 
-def _trace_text(name: str, where: str, problems: list[str], base: Path | None) -> str | None:
+def _text_of(name: str, where: str, problems: list[str], base: Path | None) -> str | None:
     path = Path(name) if base is None else base / name
     try:
         if not path.exists() and name in traces():
-            return (resources.files("harness") / "traces" / f"{name}.csv").read_text("utf-8")
+            return trace_text(name)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(traces())
         problems.append(f"{where}: {name} cannot be read: {error} (built in: {known})")
         return None
+
+
+def trace_text(name: str) -> str:
+    """The text of a built-in trace."""
+    return (resources.files("harness") / "traces" / f"{name}.csv").read_text("utf-8")
 
 
 def traces() -> tuple[str, ...]:

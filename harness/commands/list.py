@@ -6,12 +6,16 @@ import argparse
 import json
 import sys
 import tomllib
+from collections.abc import Sequence
 from typing import Any
 
 import faults
 import targets
 from harness import catalogue, suite
+from harness.mixes import MIXES, Row
 from harness.runtimes import RUNTIMES
+from harness.spec_faults import trace_text, traces
+from harness.tracefile import parse
 from reports.gate import GATES
 
 
@@ -20,7 +24,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["experiments", "suites", "faults", "runtimes", "targets", "gates"],
+        choices=[
+            "experiments",
+            "suites",
+            "faults",
+            "mixes",
+            "traces",
+            "runtimes",
+            "targets",
+            "gates",
+        ],
         help="only this family",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -46,6 +59,8 @@ def everything() -> dict[str, dict[str, str]]:
         "experiments": {n: tomllib.loads(catalogue.text(n))["title"] for n in catalogue.names()},
         "suites": {n: tomllib.loads(suite.text(n))["title"] for n in suite.names()},
         "faults": {kind: _fault(kind) for kind in faults.FAULTS},
+        "mixes": {name: _mix(rows) for name, rows in MIXES.items()},
+        "traces": {name: _trace(name) for name in traces()},
         "runtimes": {
             "process": "units are local processes behind loopback proxies",
             "docker": "units are containers of one network behind Toxiproxy",
@@ -62,6 +77,17 @@ def _fault(kind: str) -> str:
     fault = faults.load(kind)
     own = ", ".join(f"{n} ({p.help})" for n, p in fault.params.items())
     return fault.summary + (f" Takes: {own}." if own else "")
+
+
+def _mix(rows: Sequence[Row]) -> str:
+    counts = ", ".join(f"{r['component']} {r['count']}" for r in rows)
+    return f"{sum(r['count'] for r in rows)} events of {len(rows)} components: {counts}"
+
+
+def _trace(name: str) -> str:
+    trace, _ = parse(trace_text(name), name)
+    about = trace.about.get("about", "")
+    return f"{len(trace.outages)} outages in {trace.length_s:g} s. {about}"
 
 
 def _gate(gate: Any) -> str:
