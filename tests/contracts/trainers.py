@@ -13,7 +13,7 @@ import pytest
 from targets.diloco import trainers
 from targets.diloco.codec import digest
 from targets.diloco.params import DilocoParams
-from targets.diloco.trainers.base import Arrays, Layout, Trainer
+from targets.diloco.trainers.base import Arrays, Layout, State, Trainer
 
 SEED = 11
 
@@ -45,6 +45,7 @@ def check_trainer(params: DilocoParams, learns: bool = True) -> None:
     check_reads_and_writes(params)
     check_snapshots_never_change(params, learns)
     check_repeats(params, learns)
+    check_a_whole_state_moves(params)
 
 
 def check_layout_and_initial(params: DilocoParams) -> None:
@@ -129,3 +130,30 @@ module.tokens_per_step(params, 0)
 assert not {{"jax", "flax", "optax"}} & set(sys.modules), "heavy imports"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def check_a_whole_state_moves(params: DilocoParams) -> None:
+    """Another replica goes on from a snapshot's whole state as the first one would have."""
+    module = trainers.load(params.trainer)
+    donor = loaded(params, steps=3)
+    snapshot = donor.snapshot()
+    told = dict(snapshot.digests())
+    assert told == dict(donor.digests())
+    donor.step()  # what was handed out does not change
+    count = range(len(donor.layout.fragments))
+    inner = [snapshot.inner(p) for p in count]
+    state = State(
+        params=[snapshot.read(p) for p in count],
+        first=[first for first, _ in inner],
+        second=[second for _, second in inner],
+        trained=snapshot.trained,
+        moments=snapshot.moments,
+    )
+    for other in (module.create(params, 0, SEED, life=1), loaded(params, learner=0, steps=2)):
+        other.restore(state)
+        assert dict(other.digests()) == told
+        assert other.snapshot().trained == 3
+    twin = module.create(params, 0, SEED, life=1)
+    twin.restore(state)
+    assert twin.step() == loaded(params, steps=3).step()
+    assert dict(twin.digests()) == dict(donor.digests())
