@@ -126,7 +126,7 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     return Healing(
         fact=fact,
         origin_ns=origin,
-        detect_ns=_detect(history, fact, merged, back),
+        detect_ns=_detect(history, fact, merged, back, later),
         restart_ns=since(later.begin_ns if later else None),
         ready_ns=since(ready),
         reintegrate_ns=reintegrate,
@@ -150,13 +150,20 @@ def _in_lockstep_again(
 
 
 def _detect(
-    history: History, fact: FaultFact, merged: Seen[Merged] | None, again_ns: int | None
+    history: History,
+    fact: FaultFact,
+    merged: Seen[Merged] | None,
+    again_ns: int | None,
+    later: Life | None,
 ) -> int | None:
     window, effect = fact.window, fact.effect
     if effect is None or effect.what not in OUT:
         return None
     begin = effect.at_ns
     over = again_ns or history.end_ns if merged is None else merged.event.t_ns
+    if later is not None:
+        # Once its next process is ready, or dead as well, a notice is not of this death.
+        over = min(over, later.ready_ns or later.ended_ns or over)
     if effect.what != "exit":
         begin = min(begin, window.executed_ns or begin)
         over = min(history.end_ns, window.until_ns(history.end_ns) + NOTICE_SLACK_NS)
