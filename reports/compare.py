@@ -201,8 +201,18 @@ def as_json(comparison: Comparison) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def as_html(comparison: Comparison, *, title: str = "", gates: Sequence[GateRow] = ()) -> bytes:
-    """The comparison as a self-contained page; ``title`` and ``gates`` are those of a suite."""
+def as_html(
+    comparison: Comparison,
+    *,
+    title: str = "",
+    note: str = "",
+    gates: Sequence[GateRow] = (),
+    links: tuple[str, str] = ("", ""),
+) -> bytes:
+    """The comparison as a self-contained page.
+
+    ``title``, ``note`` and ``gates`` are those of a suite; ``links`` lead to the runs' own reports.
+    """
     page = environment().get_template("compare.html.j2")
     sides = [
         (name, report, text.title(report), tone(report), goodput_bar(report))
@@ -215,5 +225,7 @@ def as_html(comparison: Comparison, *, title: str = "", gates: Sequence[GateRow]
         labels=LABELS,
         twin_lines=twin_lines,
         title=title,
+        note=note,
+        links=dict(zip("AB", links, strict=True)),
         gates=[(g, _gate_value(g)) for g in gates],
     ).encode()

@@ -61,8 +61,15 @@ def carry_out(suite: Suite, out: Path, one: Callable[[str, Path], int]) -> Outco
 def write(suite: Suite, out: Path) -> Outcome:
     """Compare the suite's runs and write the pages; a pure function of their journals."""
     found = judge(suite, out)
-    for folder, comparison in zip(suite.folders()[1:], found.comparisons, strict=True):
-        page = as_html(comparison, title=suite.title, gates=found.gates)
+    first, *others = suite.folders()
+    for folder, comparison in zip(others, found.comparisons, strict=True):
+        page = as_html(
+            comparison,
+            title=suite.title,
+            note=suite.description,
+            gates=found.gates,
+            links=(f"{first}/report.html", f"{folder}/report.html"),
+        )
         (out / page_name(suite, folder)).write_bytes(page)
     (out / "suite.json").write_bytes(as_json(suite, found))
     return found

@@ -85,8 +85,8 @@ def test_all_run_with_one_seed_and_end_on_one_page(
     for member in ("decoupled", "spmd"):
         assert (out / member / "report.html").exists()
     page = (out / "compare.html").read_text()
-    assert "decoupled" in page
-    assert "spmd" in page
+    assert 'href="decoupled/report.html"' in page
+    assert 'href="spmd/report.html"' in page
 
     assert main(["gate", str(out), "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)
