@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "gate": "judge a run directory by its exit status",
     "compare": "two runs side by side",
     "twin": "the same experiment live and simulated: do the two tell the same story",
+    "fuzz": "drawn experiments in virtual time, until a promise is broken",
     "simulate": "goodput and uptime on failing chips, at the paper's scale",
     "bandwidth": "what links a way of training needs",
     "list": "what there is: experiments, faults, runtimes, targets",

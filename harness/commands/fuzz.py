@@ -1,0 +1,83 @@
+"""``diloco-chaos fuzz``: drawn experiments in virtual time, until a promise is broken."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.errors import SpecError
+from harness.fuzz.campaign import Failure, minimal, search
+from harness.fuzz.write import write_experiment
+from reports.violations import judge
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    bound = parser.add_mutually_exclusive_group()
+    bound.add_argument("--seeds", type=int, help="how many seeds to try (default 200)")
+    bound.add_argument("--minutes", type=float, help="how long to go on instead")
+    parser.add_argument("--first", type=int, help="first seed (default: a fresh one)")
+    parser.add_argument("--processes", type=int, help="default: one per core")
+    parser.add_argument("--shrink-s", type=float, default=120.0, help="time for shrinking")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where a failure is written")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Search. Exits 0 when every seed kept every promise, 1 at a broken one, which is shrunk and
+    written as an experiment file that fails the same way."""
+    problems = [
+        f"--{name} must be positive, got {value:g}"
+        for name in ("seeds", "minutes", "processes")
+        if (value := getattr(options, name)) is not None and not value > 0
+    ]
+    if problems:
+        raise SpecError("fuzz", problems)
+    first = secrets.randbelow(10**9) if options.first is None else options.first
+    seeds = options.seeds or (None if options.minutes else 200)
+    say = Console(stderr=options.json, highlight=False)
+    say.print(f"seeds from {first}; repeat with: diloco-chaos fuzz --first {first}")
+    tried, seconds, failure = 0, 0.0, None
+    with say.status("fuzzing") as status:
+        for progress in search(
+            judge,
+            first=first,
+            seeds=seeds,
+            seconds=options.minutes * 60 if options.minutes else None,
+            processes=options.processes,
+        ):
+            tried, seconds, failure = progress.seeds, progress.seconds, progress.failure
+            status.update(f"fuzzing: {tried} seeds in {seconds:.0f} s")
+        if failure is not None:
+            status.update(f"seed {failure.seed} breaks {failure.check}; shrinking")
+            failure = minimal(failure, judge, seconds=options.shrink_s)
+    return _said(options, tried, seconds, failure)
+
+
+def _said(options: argparse.Namespace, tried: int, seconds: float, failure: Failure | None) -> int:
+    found: dict[str, object] = {"seeds": tried, "seconds": round(seconds, 1), "failure": None}
+    lines = [f"{tried} seeds in {seconds:.0f} s: every promise was kept"]
+    if failure is not None:
+        path = options.out / f"fuzz-{failure.check}-{failure.seed}.toml"
+        broken = f"{failure.check}: {failure.why}"
+        again = write_experiment(path, failure.table, failure.seed, remarks=[broken])
+        faults = len(failure.table.get("fault", []))
+        lines = [
+            f"seed {failure.seed} breaks {failure.check}: {failure.why}",
+            f"shrunk to {faults} fault{'s' if faults != 1 else ''}: {path}",
+            f"repeat with: {again}",
+        ]
+        found["failure"] = {
+            "seed": failure.seed,
+            "check": failure.check,
+            "why": failure.why,
+            "experiment": str(path),
+            "repeat": again,
+        }
+    sys.stdout.write((json.dumps(found) if options.json else "\n".join(lines)) + "\n")
+    return 0 if failure is None else 1
