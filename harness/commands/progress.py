@@ -28,6 +28,8 @@ from harness.events import (
     UnitSpawned,
     UnitStarted,
     WindowEnded,
+    WorldEnded,
+    WorldFormed,
 )
 from harness.spec import NS
 
@@ -86,7 +88,8 @@ class Progress:
         parts = [f"{now_ns / NS:7.1f} s", self._phase]
         if self._steady_ns is not None:
             parts.append(f"{(now_ns - self._steady_ns) / NS:.0f}/{self._total_s:.0f} s")
-        parts.append(f"{self._counts['step']} steps, {self._counts['merge']} merges")
+        merges = f", {self._counts['merge']} merges" if self._counts["merge"] else ""
+        parts.append(f"{self._counts['step']} steps{merges}")
         parts.append(f"{self._counts['fault']} faults")
         return "  ".join([*parts, self._last])
 
@@ -102,6 +105,10 @@ class Progress:
             return f"{event.fault} {event.kind} on {event.unit} skipped: {event.why}"
         elif isinstance(event, FaultEnded):
             return f"{event.fault} {event.kind} on {event.unit} ended"
+        elif isinstance(event, WorldFormed):
+            return f"{len(event.members)} units train together from step {event.step}"
+        elif isinstance(event, WorldEnded):
+            return f"all stop: {event.because} {event.why}".replace(":  ", ": ")
         else:
             return self._phase_or_life(event)
         return ""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-
-from pydantic import TypeAdapter
+from importlib import import_module
 
 from harness.spec import json_schema
 from reports.gate import GATES
-from targets.diloco.params import DilocoParams
+from targets import TARGETS
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the schema."""
-    schemas = {"diloco": TypeAdapter(DilocoParams).json_schema(), "counter": {"type": "object"}}
+    homes = {name: path.partition(":")[0] for name, path in TARGETS.items()}
+    schemas = {name: import_module(home).params_schema() for name, home in homes.items()}
     sys.stdout.write(json.dumps(json_schema(GATES, schemas), indent=2, sort_keys=True) + "\n")
     return 0
