@@ -19,6 +19,8 @@ Positive = Annotated[int, Ge(1)]
 class DilocoParams:
     """Parameters of ``[target] name = "diloco"``."""
 
+    preset: Literal["", "decoupled", "streaming", "diloco", "lockstep"] = ""
+    """A way of training by name, which sets others of these (``targets.diloco.presets``)."""
     learners: Annotated[int, Ge(1), Le(64)] = 4
     """M: learner units, named learner-0 to learner-(M-1)."""
     quorum: Positive = 1

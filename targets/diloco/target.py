@@ -11,7 +11,7 @@ from harness.errors import SpecError
 from harness.events import AnyEvent, Merged, UnitInfo
 from targets import parameters
 from targets.base import Node, UnitSpec, Worker
-from targets.diloco import trainers
+from targets.diloco import presets, trainers
 from targets.diloco.params import DilocoParams
 from targets.diloco.storage import MemoryStore
 from targets.diloco.trainers.base import Layout
@@ -33,8 +33,9 @@ def params_schema() -> dict[str, Any]:
 
 def read_params(given: Mapping[str, Any]) -> DilocoParams:
     """``given`` with defaults filled in; raises ``SpecError`` with all mistakes at once."""
-    found = parameters.read(DilocoParams, given)
-    problems = found.problems + found.about(found.value.problems())
+    expanded, conflicts = presets.expand(given)
+    found = parameters.read(DilocoParams, expanded)
+    problems = conflicts + found.problems + found.about(found.value.problems())
     if not found.wrong & {"trainer", "model", "data", "scripted_elements"}:
         problems += found.about(_of_trainer(found.value))
     if problems:

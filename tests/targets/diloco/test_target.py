@@ -36,7 +36,7 @@ def test_every_mistake_is_in_one_error() -> None:
     )  # fmt: skip
     starts = [
         "quorom: unknown parameter (did you mean quorum?)",
-        "nonsense: unknown parameter (known: learners, quorum, ",
+        "nonsense: unknown parameter (known: preset, learners, ",
         "learners: Input should be a valid integer, not 'four'",
         "step_time_s: Input should be a finite number, not inf",
         "speeds[1]: Input should be a valid number, not 'x'",
