@@ -1,7 +1,8 @@
 """Overlapping faults on one unit: holds are counted, and the first to end heals only itself.
 
 For every (unit, resource) there is a stack of holds, one for each fault that is on. The setting
-that the runtime gets is their combination; when the last hold goes, it is the neutral setting.
+that the runtime gets is their combination; when the last hold goes, it is the neutral setting, or
+what stands throughout the run (the links of an experiment whose regions are far apart).
 """
 
 from __future__ import annotations
@@ -71,15 +72,28 @@ _COMBINE: Mapping[Resource, Callable[[Sequence[Any]], Any]] = {
 class Holds:
     """The holds of one run. Every change is handed to the runtime at once."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(
+        self, control: Control, standing: Mapping[tuple[str, Resource], Any] | None = None
+    ) -> None:
         self._control = control
+        self._standing = dict(standing or {})
         self._held: dict[tuple[str, Resource], dict[str, Any]] = {}
+
+    def stand(self) -> list[str]:
+        """Bring every resource that has one to its standing setting; the runtime's notes."""
+        return [self._apply(unit, resource) for unit, resource in self._standing]
+
+    def _apply(self, unit: str, resource: Resource) -> str:
+        held = tuple(self._held.get((unit, resource), {}).values())
+        if (unit, resource) in self._standing:
+            held = (self._standing[unit, resource], *held)
+        return self._control.apply(unit, resource, combine(resource, held))
 
     def take(self, fault: str, unit: str, resource: Resource, setting: Any) -> str:
         """Put ``setting`` on the resource for ``fault``. Returns the runtime's note."""
         held = self._held.setdefault((unit, resource), {})
         held[fault] = setting
-        return self._control.apply(unit, resource, combine(resource, tuple(held.values())))
+        return self._apply(unit, resource)
 
     def drop(self, fault: str, unit: str, resource: Resource) -> tuple[str, tuple[str, ...]]:
         """Release the fault's hold; does nothing when it has none.
@@ -89,10 +103,7 @@ class Holds:
         held = self._held.get((unit, resource), {})
         if held.pop(fault, None) is None:
             return "", tuple(held)
-        return (
-            self._control.apply(unit, resource, combine(resource, tuple(held.values()))),
-            tuple(held),
-        )
+        return self._apply(unit, resource), tuple(held)
 
     def owned(self, fault: str, unit: str) -> tuple[Resource, ...]:
         """Resources of ``unit`` that ``fault`` holds now, in healing order."""
@@ -104,13 +115,13 @@ class Holds:
         return tuple(sorted(held, key=lambda key: (HEAL_ORDER.index(key[1]), key[0])))
 
     def heal_all(self) -> list[str]:
-        """Neutral settings everywhere, whatever was held; returns what could not be healed."""
+        """Nothing is held any more, whatever was; returns what could not be healed."""
         failed = []
         for unit, resource in self.active():
+            held = self._held.pop((unit, resource))
             try:
-                self._control.apply(unit, resource, NEUTRAL[resource])
+                self._apply(unit, resource)
             except Exception as error:  # one bad link must not keep the others broken
                 failed.append(f"{unit} {resource}: {error}")
-            else:
-                self._held[(unit, resource)] = {}
+                self._held[(unit, resource)] = held
         return failed

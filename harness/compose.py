@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import harness.runtimes
 import targets
+from faults.base import LinkState, Resource
 from faults.select import Candidate
 from harness.errors import CapabilityError, LaunchError, SpecError
 from harness.plan import Plan, Planned, make
 from harness.runtimes.base import RunContext, Runtime
 from harness.spec import NS, Draft, Spec
+from harness.spec_parts import Links
 from targets.base import Target
 
 
@@ -31,6 +33,8 @@ class Experiment:
     planned: tuple[Planned, ...]
     repeat: str
     """The command that repeats the run."""
+    standing: Mapping[tuple[str, Resource], Any] = field(default_factory=dict)
+    """What is set before steady state and stays: shaped links."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ def check(
     if target is not None and draft.head is not None:
         units = candidates(target)
         sound = [f for f in draft.faults if f is not None]
+        if draft.head.links is not None:
+            problems += _unknown_groups(draft.head.links, target)
         planned, found = make(sound, units, seed, draft.head.duration_s)
         problems += found
     spec = draft.finished(problems)
@@ -106,7 +112,10 @@ def compose(
         live = (make_runtime or harness.runtimes.load(name))(context)
     except ImportError as error:
         raise LaunchError(f"runtime {name} cannot be loaded: {error}") from error
+    standing = shaped(checked)
     lacking = missing(checked.planned, live)
+    if standing and "link" not in live.offers:
+        lacking.append(f"[links] needs link, which runtime {live.name} does not offer here")
     if lacking:
         raise CapabilityError(spec.name, lacking)
     plan = Plan(
@@ -123,7 +132,32 @@ def compose(
         plan,
         checked.planned,
         shlex.join(command),
+        standing,
     )
+
+
+def shaped(checked: Checked) -> dict[tuple[str, Resource], LinkState]:
+    """The links of the spec's ``[links]``, by the unit that dials them."""
+    links = checked.spec.head.links
+    if links is None:
+        return {}
+    standing: dict[tuple[str, Resource], LinkState] = {}
+    for unit in checked.target.units():
+        if unit.links:
+            shape = links.of(unit.info.group)
+            standing[unit.name, "link"] = LinkState(
+                latency_ms=shape.latency_ms or 0.0, bandwidth_kb_s=shape.kb_s
+            )
+    return standing
+
+
+def _unknown_groups(links: Links, target: Target) -> list[str]:
+    known = sorted({u.info.group for u in target.units() if u.links})
+    return [
+        f"links.groups.{group}: no unit of this group dials another (groups: {', '.join(known)})"
+        for group in links.groups
+        if group not in known
+    ]
 
 
 def missing(planned: Sequence[Planned], runtime: Runtime) -> list[str]:

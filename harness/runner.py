@@ -39,6 +39,7 @@ from harness.events import (
     FaultPlanned,
     HarnessFailed,
     Hold,
+    ProxyChanged,
     RunEnded,
     RunStarted,
     SteadyState,
@@ -160,7 +161,7 @@ class Acts:
     def __post_init__(self) -> None:
         self.runtime = self.experiment.runtime
         self.plan = self.experiment.plan
-        self.holds = Holds(self.runtime)
+        self.holds = Holds(self.runtime, self.experiment.standing)
         self.steady = self.experiment.target.steady()
 
     def now(self) -> int:
@@ -207,6 +208,7 @@ class Acts:
 
     def baseline(self) -> bool:
         """Phase 3; whether steady state was reached."""
+        self._shape_links()
         deadline_ns = self.now() + round(self.experiment.spec.head.baseline_s_max * NS)
         while True:
             reached, why = self.steady.verdict()
@@ -220,6 +222,18 @@ class Acts:
                 return False
             for event in self.poll(deadline_ns):
                 self.steady.observe(event)
+
+    def _shape_links(self) -> None:
+        """The experiment's own links; part of what is given, so that no fault is journalled."""
+        if not self.experiment.standing:
+            return
+        self.holds.stand()
+        shapes: dict[str, list[str]] = {}
+        for (unit, _), state in self.experiment.standing.items():
+            rate = "" if state.bandwidth_kb_s is None else f", {state.bandwidth_kb_s:g} kB/s"
+            shapes.setdefault(f"{state.latency_ms:g} ms{rate}", []).append(unit)
+        said = "; ".join(f"{shape} each way: {', '.join(us)}" for shape, us in shapes.items())
+        self.log(ProxyChanged(t_ns=self.now(), what=f"links as the experiment has them: {said}"))
 
     def _window(self) -> None:
         self.plan.begin(self.now())

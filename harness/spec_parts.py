@@ -34,6 +34,29 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
 
 
+class LinkShape(Part):
+    """What a long way does to a link, each way."""
+
+    latency_ms: Annotated[Number, Field(ge=0, le=60_000)] | None = None
+    kb_s: Annotated[Number, Field(ge=1, le=1e9)] | None = None
+    """Kilobytes (1000 bytes) per second; nothing: unlimited."""
+
+
+class Links(LinkShape):
+    """Links of every unit that dials another, as they are throughout the run."""
+
+    groups: dict[str, LinkShape] = {}
+    """Other values for the units of a group."""
+
+    def of(self, group: str) -> LinkShape:
+        """The shape of the links of a unit of ``group``."""
+        own = self.groups.get(group, LinkShape())
+        return LinkShape(
+            latency_ms=self.latency_ms if own.latency_ms is None else own.latency_ms,
+            kb_s=self.kb_s if own.kb_s is None else own.kb_s,
+        )
+
+
 class Head(Part):
     """Everything at the top level but target, faults and gate."""
 
@@ -49,6 +72,8 @@ class Head(Part):
     heal_s_max: Seconds = 30.0
     """Every unit that came back must contribute again within this (check 11)."""
     seed: int | None = None
+    links: Links | None = None
+    """No fault: how far apart the units are, from before steady state to the end."""
     tags: tuple[str, ...] = ()
     runtime_options: dict[str, Any] = {}
 

@@ -60,7 +60,7 @@ def _syncer(unit: Unit) -> Parts:
 
     def transport(sink: Any) -> Listener:
         limits = Limits.of_elements(layout.elements)
-        listener = Listener(_me(unit), limits, sink, config.listen, learners, _tls(unit))
+        listener = Listener(_me(unit, params), limits, sink, config.listen, learners, _tls(unit))
         traffic = listener.traffic
         node.traffic = lambda: (traffic.bytes_in, traffic.bytes_out)
         return listener
@@ -106,7 +106,7 @@ def _learner(unit: Unit) -> Parts:
 
     def transport(sink: Any) -> TamperedTransport:
         links = LearnerLinks(
-            _me(unit),
+            _me(unit, params),
             Limits.of_elements(layout.elements),
             sink,
             SYNCER,
@@ -143,11 +143,12 @@ def _number(name: str, params: DilocoParams) -> int:
     raise ValueError(f"{name!r} is none of the {params.learners} learners")
 
 
-def _me(unit: Unit) -> Identity:
-    from targets.diloco.transport import Identity
+def _me(unit: Unit, params: DilocoParams) -> Identity:
+    from targets.diloco.transport import Identity, ping_timeout_ms
 
     config = unit.config
-    return Identity(config.run, config.unit, unit.incarnation, config.token)
+    patience_ms = ping_timeout_ms(params.silence_ms_max)
+    return Identity(config.run, config.unit, unit.incarnation, config.token, patience_ms)
 
 
 def _tls(unit: Unit) -> Tls | None:

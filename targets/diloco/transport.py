@@ -60,9 +60,7 @@ METHOD = "/diloco_chaos.v1.Syncer/Exchange"
 
 _COMMON: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     # A little above the longest frame, so that it is the decoder that names the mistake.
     ("grpc.max_receive_message_length", FRAME_BYTES_MAX + (1 << 16)),
@@ -83,6 +81,12 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),  # the only proxy on this link is the one that breaks it
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+
+def ping_timeout_ms(silence_ms_max: int) -> int:
+    """How long pings may take where the protocol gives a link up after ``silence_ms_max``: a
+    little less than that, and not less than usual."""
+    return max(PING_TIMEOUT_MS, silence_ms_max - 500)
 
 
 class Sink(Protocol):
@@ -113,6 +117,13 @@ class Identity:
     unit: str
     incarnation: int
     token: str = field(repr=False)
+    ping_timeout_ms: int = PING_TIMEOUT_MS
+    """How long an answer to a ping may take. On a slow link a ping waits behind the data."""
+
+    def patience(self) -> list[tuple[str, Any]]:
+        """The gRPC options that say so."""
+        names = ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+        return [(name, self.ping_timeout_ms) for name in names]
 
 
 @dataclass(frozen=True)
@@ -371,7 +382,9 @@ class Listener(_Links):
         workers = 2 * len(self._learners) + 8
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stream")
         self._server = grpc.server(
-            self._pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=workers
+            self._pool,
+            options=[*SERVER_OPTIONS, *me.patience()],
+            maximum_concurrent_rpcs=workers,
         )
         handler: Any = grpc.stream_stream_rpc_method_handler(self._exchange)
         service, _, method = METHOD[1:].partition("/")
@@ -498,7 +511,7 @@ class Dialer(_Links):
         self._peer = peer
         self._once = once
         self._trying: _Session | None = None
-        options = list(CLIENT_OPTIONS)
+        options = [*CLIENT_OPTIONS, *me.patience()]
         if tls is None:
             self._channel = grpc.insecure_channel(address, options)
         else:

@@ -107,3 +107,30 @@ def test_any_order_of_takes_and_drops_ends_healthy(data: st.DataObject) -> None:
                 assert control.now[key] == combine(key[1], tuple(faults.values()))
     assert holds.heal_all() == []
     assert all(control.now[k] == NEUTRAL[k[1]] for k in control.now)  # type: ignore[index]
+
+
+def test_what_stands_is_there_under_every_fault_and_after_it() -> None:
+    control = RecordingControl()
+    far = LinkState(latency_ms=40, bandwidth_kb_s=100)
+    holds = Holds(control, {("a", "link"): far})
+    holds.stand()
+    assert control.now == {("a", "link"): far}
+    holds.take("f1", "a", "link", LinkState(latency_ms=10))
+    assert control.now["a", "link"] == LinkState(latency_ms=50, bandwidth_kb_s=100)
+    holds.drop("f1", "a", "link")
+    assert control.now["a", "link"] == far
+    holds.take("f2", "a", "link", LinkState(refused=True))
+    assert holds.heal_all() == []
+    assert control.now["a", "link"] == far
+
+
+def test_what_could_not_be_healed_is_still_held() -> None:
+    control = RecordingControl()
+    holds = Holds(control)
+    holds.take("f1", "a", "frozen", True)
+    control.broken.add("a")
+    assert len(holds.heal_all()) == 1
+    control.broken.clear()
+    assert holds.active() == (("a", "frozen"),)
+    assert holds.heal_all() == []
+    assert control.now["a", "frozen"] is False

@@ -105,7 +105,8 @@ def test_built_in_experiments_are_sound(name: str) -> None:
     draft = catalogue.find(name, gates=GATES)
     assert draft.problems == ()
     checked = check(draft, seed=3)
-    assert (checked.planned != ()) == (name != "noop")
+    # Some are there to show what the machinery, or distance, costs without any fault.
+    assert (checked.planned != ()) == (name not in ("noop", "wan-decoupled", "wan-lockstep"))
 
 
 def test_the_schema_names_every_fault_and_gate() -> None:

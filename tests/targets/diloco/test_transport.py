@@ -259,9 +259,15 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 def test_both_ends_bound_the_answer_to_a_ping() -> None:
     for options in (transport.CLIENT_OPTIONS, transport.SERVER_OPTIONS):
-        values = dict(options)
+        values = dict([*options, *identity("syncer").patience()])
         total_ms = values["grpc.keepalive_time_ms"] + values["grpc.http2.ping_timeout_ms"]
         assert total_ms < 1000 * DETECTION_BOUND_S
+
+
+def test_slow_links_get_as_much_time_for_pings_as_the_protocol_gives_them() -> None:
+    assert transport.ping_timeout_ms(1500) == transport.PING_TIMEOUT_MS
+    assert transport.ping_timeout_ms(100) == transport.PING_TIMEOUT_MS
+    assert transport.ping_timeout_ms(8000) == 7500
 
 
 @pytest.mark.slow
