@@ -82,7 +82,7 @@ def _effects(patch: Patch, kind: type, change: Callable[[Any, Any, list[Any]], l
 
 def _expecting(patch: Patch, **changed: Any) -> None:
     """Admission decides with some of its facts replaced."""
-    sound = targets.diloco.syncer.admit
+    sound = targets.diloco.syncer.admit  # type: ignore[attr-defined]
 
     def admit(push: Push, want: Expected) -> tuple[bool, str]:
         return sound(push, replace(want, **changed))
@@ -464,7 +464,7 @@ def _(patch: Patch) -> None:
 
 def _outer(patch: Patch, change: Callable[[dict[str, Any]], Merged]) -> None:
     """Replace the merge arithmetic of new syncer workers; ``change`` gets its arguments."""
-    sound = targets.diloco.work.arrays.merger
+    sound = targets.diloco.work.arrays.merger  # type: ignore[attr-defined]
 
     def merger(*asked: Any) -> Any:
         whole = sound(*asked)
@@ -475,7 +475,7 @@ def _outer(patch: Patch, change: Callable[[dict[str, Any]], Merged]) -> None:
 
         return merge
 
-    patch.setattr(targets.diloco.work.arrays, "merger", merger)
+    patch.setattr(targets.diloco.work.arrays, "merger", merger)  # type: ignore[attr-defined]
 
 
 def _call(g: dict[str, Any], **changed: Any) -> Merged:

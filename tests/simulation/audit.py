@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 def audited(patch: pytest.MonkeyPatch) -> Iterator[list[Violation]]:
     """While inside, syncer workers of new targets are audited; yields what was found."""
     found: list[Violation] = []
-    sound = targets.diloco.target.syncer_worker
+    sound = targets.diloco.target.syncer_worker  # type: ignore[attr-defined]
     kept: dict[int, States] = {}
 
     def audited_worker(*given: Any, **named: Any) -> Any:

@@ -13,6 +13,8 @@ from tests.mutants import MUTANTS, Mutant
 from tests.simulation.audit import audited
 from tests.simulation.helpers import fault
 
+pytestmark = pytest.mark.slow
+
 AT_LEAST = 25
 
 EXTRA: dict[str, list[Any]] = {
@@ -63,9 +65,7 @@ def test_there_are_enough_mutants() -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch, record_property: pytest.FixtureRequest
-) -> None:
+def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
     with monkeypatch.context() as patch:
         mutant.plant(patch)

@@ -64,6 +64,7 @@ def test_it_stops_when_time_is_up() -> None:
     assert calls == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["first-end-heals-all", "never-saved", "skipped-logged-as-done"])
 def test_a_planted_bug_is_found_and_shrunk_to_three_faults_at_most(
     name: str, monkeypatch: pytest.MonkeyPatch
