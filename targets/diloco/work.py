@@ -222,11 +222,16 @@ class LearnerWorker:
         if self._pacing is None:
             trained = self.trainer.step()
             return StepResult(trained.tokens, 0, 0, self._step_ns, trained.loss)
-        began_at_ns = self._pacing.begin()
+        compute_at_ns = self._pacing.begin()
         trained = self.trainer.step()
-        paced = self._pacing.end(began_at_ns)
+        paced = self._pacing.end(compute_at_ns)
         return StepResult(
-            trained.tokens, began_at_ns, paced.compute_ns, self._pacing.nominal_ns, trained.loss
+            tokens=trained.tokens,
+            # Where the step's time began, which is the end of the one before when back to back.
+            began_at_ns=paced.began_at_ns,
+            compute_ns=paced.compute_ns,
+            nominal_ns=self._pacing.nominal_ns,
+            loss=trained.loss,
         )
 
     def _read(self, snapshot: Snapshot, fragment: int, anchor: Flat | None, update: str) -> Payload:
