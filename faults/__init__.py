@@ -17,6 +17,7 @@ FAULTS: dict[str, str] = {
     "hang": "faults.hang:Hang",
     "crash_loop": "faults.crash_loop:CrashLoop",
     "kill_group": "faults.kill_group:KillGroup",
+    "absent": "faults.absent:Absent",
     # its speed
     "throttle": "faults.throttle:Throttle",
     "straggle": "faults.straggle:Straggle",

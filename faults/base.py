@@ -20,12 +20,13 @@ Capability = Literal[
     "tune",
     "link",
     "restart",
+    "absence",
     "engine_network",
     "memory",
 ]
 """What a runtime may offer. ``tune`` is the control file that a unit reads at every step."""
 
-Resource = Literal["frozen", "cpu_share", "tuning", "link", "network"]
+Resource = Literal["frozen", "cpu_share", "tuning", "link", "network", "absent"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Control(Protocol):
 
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting: frozen bool, cpu_share float or None, tuning
-        :class:`Tuning`, link :class:`LinkState`, network bool (attached). Safe to call twice;
+        :class:`Tuning`, link :class:`LinkState`, network bool (attached), absent int (ns between
+        SIGTERM and SIGKILL; nothing lives there until it is None again). Safe to call twice;
         works on the unit's place even when no process lives there. Returns a note."""
         ...
 
@@ -104,6 +106,8 @@ class Deed:
     """Resource to the setting that this fault alone would put on it."""
     pulses: tuple[int, int] | None = None
     """(on_ns, off_ns) of a hold that comes and goes; None holds throughout."""
+    from_start: bool = False
+    """The hold is taken before steady state; only its end is on the plan's clock."""
 
 
 @dataclass(frozen=True)

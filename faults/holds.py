@@ -18,12 +18,14 @@ NEUTRAL: Mapping[Resource, Any] = {
     "tuning": Tuning(),
     "link": LinkState(),
     "network": True,
+    "absent": None,
 }
 """Resource to the setting of a unit that nothing is wrong with."""
 
 # Taking a hold changes a resource step by step; healing goes the other way round, and a frozen
-# unit is thawed first, so that everything after it acts on a unit that can react.
-HEAL_ORDER: tuple[Resource, ...] = ("frozen", "network", "link", "cpu_share", "tuning")
+# unit is thawed first, so that everything after it acts on a unit that can react. Who was absent
+# comes back last, into a place that is healed.
+HEAL_ORDER: tuple[Resource, ...] = ("frozen", "network", "link", "cpu_share", "tuning", "absent")
 
 
 def combine(resource: Resource, settings: Sequence[Any]) -> Any:
@@ -66,6 +68,7 @@ _COMBINE: Mapping[Resource, Callable[[Sequence[Any]], Any]] = {
     "tuning": _tunings,
     "link": _links,
     "network": all,
+    "absent": min,
 }
 
 

@@ -104,7 +104,8 @@ class Plan:
         return never
 
     def _start(self, item: Planned, at_ns: int) -> None:
-        self._push(Due("begin", at_ns, item))
+        if not item.deed.from_start:  # else it is on already
+            self._push(Due("begin", at_ns, item))
         if not item.lasting:
             return
         end_ns = self._window_ns if item.for_ns is None else at_ns + item.for_ns
@@ -144,6 +145,8 @@ def make(
     for index, part in enumerate(faults):
         arrivals, found = drawn(index, part, units, seed, duration_s)
         problems += [f"fault[{index}].{p}" for p in found]
+        if part.at_s is None and any(a.deed.from_start for arr in arrivals for a in arr.acts):
+            problems.append(f"fault[{index}].from_start: only the end can be planned; give at_s")
         planned += _labelled(part.name or f"f{index + 1}", part, arrivals)
     return planned, problems
 

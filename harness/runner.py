@@ -162,7 +162,9 @@ class Acts:
         self.runtime = self.experiment.runtime
         self.plan = self.experiment.plan
         self.holds = Holds(self.runtime, self.experiment.standing)
-        self.steady = self.experiment.target.steady()
+        self.away = [item for item in self.experiment.planned if item.deed.from_start]
+        """Who is absent from the start; steady state is not theirs to reach."""
+        self.steady = self.experiment.target.steady({item.unit for item in self.away})
 
     def now(self) -> int:
         """The run's clock, in nanoseconds."""
@@ -209,6 +211,8 @@ class Acts:
     def baseline(self) -> bool:
         """Phase 3; whether steady state was reached."""
         self._shape_links()
+        for item in self.away:
+            self.begin(item, self.now())
         deadline_ns = self.now() + round(self.experiment.spec.head.baseline_s_max * NS)
         while True:
             reached, why = self.steady.verdict()

@@ -261,6 +261,7 @@ EVIDENCE: dict[str, tuple[Detector, ...]] = {
     "kill": (exited,),
     "kill_group": (exited,),
     "terminate": (exited,),
+    "absent": (exited, stopped),
     "crash_loop": (exited,),
     "oom": (exited,),
     "pause": (stopped, link_broken),

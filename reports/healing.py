@@ -7,6 +7,7 @@ exception: it is always counted from the effect, because noticing comes before t
 
 * ``detect``: until another unit acted on the victim's absence. A broken link shows only when
   somebody notices it, so there it is counted from the fault's execution.
+  (a planned absence, too, is lifted: healing is then how long joining took.)
 * ``restart``: until the unit's process ran again (only when it died).
 * ``ready``: until its first inner step was done (only when it died or stood still).
 * ``reintegrate``: until its first contribution was merged. This is the self-healing latency. Where
@@ -111,7 +112,7 @@ def _heal(history: History, fact: FaultFact) -> Healing:
     window, effect = fact.window, fact.effect
     begin = effect.at_ns if effect is not None else window.executed_ns or 0
     died = effect is not None and effect.what == "exit"
-    origin = begin if died else window.ended_ns if window.lasting else begin
+    origin = window.ended_ns if window.lasting and (window.absence or not died) else begin
     later = _next_life(history, window.unit, begin) if died else None
     merged = _first_merge(history, window.unit, begin, origin, died)
     limit = history.end_ns

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from harness.events import LinkDown
 from reports.build import Analysis
 from reports.healing import Healing
-from reports.ledger import LABELS, Segment
+from reports.ledger import ABSENT, LABELS, Segment
 from reports.lives import FaultWindow
 
 LEFT = 112.0
@@ -210,18 +210,19 @@ def thin(segments: Sequence[Segment], scale: Scale, most: int) -> list[Segment]:
     columns = max(1, min(most, int(WIDTH - LEFT - RIGHT)))
     start, end = segments[0].start_ns, segments[-1].end_ns
     found: list[Segment] = []
+    every = (*LABELS, ABSENT)  # which is drawn as nothing at all
     at = 0
     for column in range(columns):
         low = start + (end - start) * column // columns
         high = start + (end - start) * (column + 1) // columns
-        share = dict.fromkeys(LABELS, 0)
+        share = dict.fromkeys(every, 0)
         while at < len(segments) and segments[at].start_ns < high:
             one = segments[at]
             share[one.label] += min(one.end_ns, high) - max(one.start_ns, low)
             if one.end_ns > high:
                 break
             at += 1
-        label = max(LABELS, key=lambda name: (share[name], -LABELS.index(name)))
+        label = max(every, key=lambda name: (share[name], -every.index(name)))
         if found and found[-1].label == label:
             found[-1] = found[-1]._replace(end_ns=high)
         else:

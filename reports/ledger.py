@@ -14,6 +14,10 @@ Labels (the window runs from steady state to the end of the quiet tail):
   the supervisor acted on its own.
 * ``down_init``: the process runs, imports and compiles; ``down_recover``: until its first step.
 * ``other``: alive and none of the above. At most 2 % is expected.
+
+Time in which a learner is meant to be away (an ``absent`` fault, from its execution to its end) is
+not allocated: it has no label of these and enters no sum. Coming back is: a learner that joins is
+allocated from the instant at which it may.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ LABELS = (
     "other",
 )
 """All labels, in the order in which reports show them."""
+
+ABSENT = "absent"
+"""What segments of time that is not allocated are called."""
 
 OTHER_MAX = 0.02
 """Share of unattributed time above which a report says so."""
@@ -73,13 +80,19 @@ class LearnerLedger:
         """Nanoseconds by label, every label present."""
         sums = dict.fromkeys(LABELS, 0)
         for segment in self.segments:
-            sums[segment.label] += segment.end_ns - segment.start_ns
+            if segment.label != ABSENT:
+                sums[segment.label] += segment.end_ns - segment.start_ns
         return sums
+
+    @property
+    def absent_ns(self) -> int:
+        """Time in the window that is not allocated."""
+        return sum(s.end_ns - s.start_ns for s in self.segments if s.label == ABSENT)
 
 
 @dataclass(eq=False)
 class Ledger:
-    """All learners' time. ``allocated_ns`` is the window's length times the learners."""
+    """All learners' time."""
 
     start_ns: int
     end_ns: int
@@ -89,8 +102,9 @@ class Ledger:
 
     @property
     def allocated_ns(self) -> int:
-        """A: sum over the learners that the spec allocates, dead or alive."""
-        return (self.end_ns - self.start_ns) * len(self.learners)
+        """A: sum over the learners of the time that the spec allocates them, dead or alive."""
+        absent = sum(learner.absent_ns for learner in self.learners)
+        return (self.end_ns - self.start_ns) * len(self.learners) - absent
 
     def totals(self) -> dict[str, int]:
         """Nanoseconds by label over all learners."""
@@ -133,14 +147,27 @@ def build_ledger(history: History) -> Ledger:
 class _Painter:
     """Appends segments from left to right; whatever is painted first keeps its label."""
 
-    def __init__(self, out: LearnerLedger, start_ns: int, end_ns: int) -> None:
+    def __init__(
+        self, out: LearnerLedger, start_ns: int, end_ns: int, away: list[tuple[int, int]]
+    ) -> None:
         self.out = out
         self.cursor = start_ns
         self.end = end_ns
+        self.away = away
+        """Spans that are not allocated, in order and apart."""
 
     def put(self, until_ns: int, label: str) -> int:
-        """Label everything up to ``until_ns``; returns how many nanoseconds that was."""
+        """Label everything up to ``until_ns`` but what is not allocated; returns how many
+        nanoseconds got the label."""
         until_ns = min(until_ns, self.end)
+        painted = 0
+        for start, end in self.away:
+            if start < until_ns and end > self.cursor:
+                painted += self._paint(start, label)
+                self._paint(min(end, until_ns), ABSENT)
+        return painted + self._paint(until_ns, label)
+
+    def _paint(self, until_ns: int, label: str) -> int:
         if until_ns <= self.cursor:
             return 0
         painted = until_ns - self.cursor
@@ -157,7 +184,7 @@ def _learner(
     history: History, unit: str, start_ns: int, end_ns: int, merged: Coverage
 ) -> LearnerLedger:
     out = LearnerLedger(unit)
-    paint = _Painter(out, start_ns, end_ns)
+    paint = _Painter(out, start_ns, end_ns, _away(history, unit, end_ns))
     holds = [w for w in history.faults if w.unit == unit and w.lasting and w.executed_ns]
     lives = history.lives.get(unit, [])
     died_ns: int | None = None
@@ -171,6 +198,21 @@ def _learner(
     paint.put(end_ns, "other")
     out.stepping = list(_stepping(out, history, start_ns, end_ns))
     return out
+
+
+def _away(history: History, unit: str, end_ns: int) -> list[tuple[int, int]]:
+    """When the unit was meant to be away, as spans in order that do not touch."""
+    spans: list[tuple[int, int]] = []
+    found = [
+        w for w in history.faults if w.unit == unit and w.absence and w.executed_ns is not None
+    ]
+    for window in sorted(found, key=lambda w: w.executed_ns or 0):
+        start, end = window.executed_ns or 0, window.until_ns(end_ns)
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return spans
 
 
 def _dead(history: History, unit: str, paint: _Painter, died_ns: int | None, until_ns: int) -> None:

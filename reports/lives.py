@@ -92,6 +92,11 @@ class FaultWindow:
         """Whether the fault is lifted, rather than survived."""
         return bool(self.resources)
 
+    @property
+    def absence(self) -> bool:
+        """Whether the unit was meant to be away, which is no failure to heal from."""
+        return "absent" in self.resources
+
     def until_ns(self, window_end_ns: int) -> int:
         """When the fault stopped acting; the window's end while the journal shows no end."""
         if self.ended_ns is not None:

@@ -8,7 +8,7 @@ with virtual time (``harness.sim``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -238,8 +238,8 @@ class Target(Protocol):
         """The module that a real unit runs: ``python -m MODULE CONFIG.json``."""
         ...
 
-    def steady(self) -> SteadyDetector:
-        """A fresh detector of the target's steady state."""
+    def steady(self, absent: Collection[str] = ()) -> SteadyDetector:
+        """A fresh detector of the target's steady state, in which ``absent`` units have no part."""
         ...
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -212,9 +212,10 @@ class CounterTarget:
         """What a real unit runs."""
         return "targets.counter"
 
-    def steady(self) -> SteadyCount:
+    def steady(self, absent: Collection[str] = ()) -> SteadyCount:
         """See :class:`SteadyCount`."""
-        return SteadyCount(self._names, self.checked.steady_steps)
+        present = [name for name in self._names if name not in absent]
+        return SteadyCount(present, self.checked.steady_steps)
 
 
 def create(params: Mapping[str, Any], seed: int) -> CounterTarget:

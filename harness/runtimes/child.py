@@ -34,6 +34,7 @@ class Child:
     log: BinaryIO
     group: CpuGroup | None = None
     frozen: bool = False
+    absent: bool = False
     process: subprocess.Popen[bytes] | None = None
     generation: int = 0
     quick_lives: int = 0

@@ -143,6 +143,18 @@ class Children:
                 wait_stopped(name, pid)
         return f"{'SIGSTOP' if frozen else 'SIGCONT'} to process group {pid}"
 
+    def absent(self, name: str, grace_ns: int | None) -> str:
+        """Empty the place and keep it so; None lets its unit live there again, from now on."""
+        with self._lock:
+            child = self._children[name]
+            child.absent = grace_ns is not None
+            if grace_ns is not None:
+                return self.terminate(name, grace_ns) if child.process else "nothing lives there"
+            if child.process is None:
+                child.owed = True
+                self._restart(child)
+        return ""
+
     def join_group(self, name: str, make: Callable[[], CpuGroup]) -> CpuGroup:
         """The place's CPU group, made now if it has none; who lives there becomes a member."""
         with self._lock:
@@ -373,7 +385,8 @@ class Children:
             self._at(now + round(pause_s * 1e9), lambda: self._restart(child))
 
     def _restart(self, child: Child) -> None:
-        if self._closing or child.process is not None or not child.owed or child.frozen:
+        held = child.frozen or child.absent
+        if self._closing or child.process is not None or not child.owed or held:
             return
         try:
             self._spawn(child, by="supervisor")

@@ -26,7 +26,7 @@ from harness.events import HarnessFailed, ResidueFound
 from harness.leftovers import RUN_LABEL, own, start_ticks
 from harness.reaper import Reaper
 from harness.runtimes.base import RunContext
-from harness.runtimes.docker_common import TUNING_FILE, ContainerRuntime
+from harness.runtimes.docker_common import OFFERS, TUNING_FILE, ContainerRuntime
 from harness.runtimes.docker_engine import GROUP_LABEL, Engine, labels
 from harness.runtimes.docker_image import PACKAGES, ROOT, sources_digest
 from harness.runtimes.docker_links import (
@@ -68,6 +68,8 @@ UNIT_ENVIRONMENT = {
 
 class DockerRuntime(ContainerRuntime):
     """See :class:`harness.runtimes.base.Runtime`."""
+
+    offers = OFFERS | {"absence"}
 
     def __init__(self, context: RunContext) -> None:
         super().__init__(context)

@@ -106,6 +106,8 @@ class ContainerRuntime(ABC):
             return self._hands.limit(place, setting)
         if resource == "network":
             return self._hands.attach(place, bool(setting))
+        if resource == "absent" and "absence" in self.offers:
+            return self._hands.absent(place, setting)
         if resource == "tuning":
             return self._tune(place, setting or Tuning())
         if resource == "link":

@@ -129,6 +129,28 @@ class Hands:
                 verb(place.container)
         return ""
 
+    def absent(self, place: Place, grace_ns: int | None) -> str:
+        """Empty the container and keep it so; None starts it again. Does not wait for the end."""
+        with place.lock:
+            if grace_ns is not None:
+                self._restart_policy(place, "no")
+                state = self._state(place)
+                if state["Running"] and not state["Restarting"] and state["Pid"]:
+                    return self.terminate(place, grace_ns)
+                # The engine may be about to start it once more.
+                with self._engine.asked(f"stop the container of {place.unit}"):
+                    self._engine.api.stop(place.container, timeout=0)
+                return "no process now"
+            self._restart_policy(place, "always")
+            if not self._state(place)["Running"]:
+                with self._engine.asked(f"start the container of {place.unit}"):
+                    self._engine.api.start(place.container)
+        return ""
+
+    def _restart_policy(self, place: Place, name: str) -> None:
+        with self._engine.asked(f"change the restart policy of {place.unit}"):
+            self._engine.api.update_container(place.container, restart_policy={"Name": name})
+
     def limit(self, place: Place, share: float | None) -> str:
         """Hold the place to ``share`` CPUs, the base limit aside; None releases it."""
         quota(share)  # refuse what cannot be set before anything is remembered

@@ -55,7 +55,15 @@ class ProcessRuntime:
         self._controller = find_controller()
         self._wall = WallClock()
         self.clock: Clock = self._wall
-        offers: set[Capability] = {"kill", "terminate", "freeze", "tune", "link", "restart"}
+        offers: set[Capability] = {
+            "kill",
+            "terminate",
+            "freeze",
+            "tune",
+            "link",
+            "restart",
+            "absence",
+        }
         if self._controller is not None:
             offers.add("cpu_quota")
         self.offers: frozenset[Capability] = frozenset(offers)
@@ -171,6 +179,8 @@ class ProcessRuntime:
             return self._tune(unit, setting)
         if resource == "link":
             return self._set_links(unit, setting)
+        if resource == "absent":
+            return running.absent(unit, setting)
         raise ControlError(f"runtime process has no resource {resource}")
 
     @property

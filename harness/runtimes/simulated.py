@@ -34,6 +34,7 @@ class SimulatedRuntime:
             "tune",
             "link",
             "restart",
+            "absence",
             "engine_network",
         }
     )
@@ -97,6 +98,8 @@ class SimulatedRuntime:
             cluster.set_tuning(unit, setting or Tuning())
         elif resource == "link":
             cluster.set_link(unit, setting or LinkState())
+        elif resource == "absent":
+            return cluster.set_absent(unit, setting)
         elif resource == "network":
             cluster.set_attached(unit, bool(setting))
         else:

@@ -121,7 +121,7 @@ class Cluster:
 
     def _spawn(self, now: int, order: tuple[SimUnit, int, str]) -> None:
         unit, life, by = order
-        if unit.life != life or self.closing:
+        if unit.life != life or self.closing or unit.absent:
             return
         unit.life += 1
         unit.alive = True
@@ -207,10 +207,14 @@ class Cluster:
         for link, side in unit.peers.values():
             link.process_ended(side, abruptly=signal == SIGKILL)
         self.events.append(UnitExited(t_ns=now, unit=unit.name, code=code, signal=signal))
-        if self._options.restart and not self.closing:
+        if self._options.restart:
+            self._spawn_later(unit)
+        return f"{incarnation}; {note}" if note else f"{incarnation}"
+
+    def _spawn_later(self, unit: SimUnit) -> None:
+        if not self.closing and not unit.absent:
             pause = self._draw(unit, self._options.restart_ms)
             self._loop.after(pause, self._spawn, (unit, unit.life, "supervisor"))
-        return f"{incarnation}; {note}" if note else f"{incarnation}"
 
     def _crash(self, unit: SimUnit, error: Exception) -> None:
         """The node raised, as a real unit's driver would die: said, logged, exit status 1."""
@@ -260,6 +264,16 @@ class Cluster:
     def _late_tick(self, now: int, unit: SimUnit) -> None:
         unit.tick_late = False
         self._hold_or(unit, self._tick_now, unit)
+
+    def set_absent(self, name: str, grace_ns: int | None) -> str:
+        """Empty the place and keep it so; None lets its unit live there again, from now on."""
+        unit = self._unit(name)
+        unit.absent = grace_ns is not None
+        if grace_ns is not None:
+            return self.terminate(name, grace_ns) if unit.alive else "nothing lives there"
+        if not unit.alive:
+            self._spawn_later(unit)
+        return ""
 
     def set_cpu_share(self, name: str, share: float | None) -> None:
         """Give the unit's later jobs only this share of a CPU; None lifts it."""

@@ -68,6 +68,7 @@ class SimUnit:
     """What belongs to the place outlives its processes; what belongs to one life is reset."""
 
     __slots__ = (
+        "absent",
         "alive",
         "bind",
         "blocked",
@@ -104,6 +105,8 @@ class SimUnit:
         """Links that this unit dials."""
         self.peers: dict[str, tuple[Link, int]] = {}
         """Peer to (link, this unit's side of it)."""
+        self.absent = False
+        """Nothing is started here."""
         self.frozen = False
         self.cpu_share: float | None = None
         self.tuning = PLAIN_TUNING

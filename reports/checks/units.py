@@ -34,6 +34,7 @@ _DEADLY = {
     "crash_loop": ({9}, {137}),
     "oom": ({9}, {137}),
     "terminate": ({15, 9}, {0, 143, 137}),
+    "absent": ({15, 9}, {0, 143, 137}),
 }
 """Fault kind to the signals and exit codes with which its victim may end."""
 

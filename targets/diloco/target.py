@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -141,9 +141,10 @@ class DilocoTarget:
         """What a real unit runs."""
         return "targets.diloco.serve"
 
-    def steady(self) -> SteadyMerges:
+    def steady(self, absent: Collection[str] = ()) -> SteadyMerges:
         """Steady once every learner took part in a merge of every fragment."""
-        return SteadyMerges(self._learners, self.checked.fragments)
+        present = [name for name in self._learners if name not in absent]
+        return SteadyMerges(present, self.checked.fragments)
 
     def _index(self, unit: str) -> int:
         try:

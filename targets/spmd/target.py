@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.errors import SpecError
@@ -85,6 +85,7 @@ class SpmdTarget:
         """What a real unit runs."""
         return "targets.spmd.serve"
 
-    def steady(self) -> SteadyCount:
+    def steady(self, absent: Collection[str] = ()) -> SteadyCount:
         """Steady once every worker took ``steady_steps`` steps."""
-        return SteadyCount(self.checked.names(), self.checked.steady_steps)
+        present = [name for name in self.checked.names() if name not in absent]
+        return SteadyCount(present, self.checked.steady_steps)

@@ -213,6 +213,33 @@ def check_a_cpu_share_can_be_set_and_lifted(stage: Stage) -> None:
     assert_clean(watch.runtime)
 
 
+def check_an_absent_unit_stays_away_until_it_may_come(stage: Stage) -> None:
+    with watched(stage) as watch:
+        if "absence" not in watch.runtime.offers:
+            pytest.skip("units cannot be kept away here")
+        first = len(watch.seen)
+        watch.runtime.apply(stage.victim, "absent", 2 * NS)
+        watch.until(UnitExited, lambda e: e.unit == stage.victim, first)
+        watch.runtime.apply(stage.victim, "absent", 2 * NS)
+        gone = watch.during(2 * QUIET_NS)
+        assert not [e for e in gone if isinstance(e, UnitSpawned) and e.unit == stage.victim]
+        assert not watch.runtime.alive(stage.victim)
+        watch.runtime.apply(stage.victim, "absent", None)
+        watch.until(UnitStarted, lambda e: e.unit == stage.victim and e.incarnation == 2, first)
+        watch.steps(stage.victim)
+        watch.runtime.kill(stage.victim)  # and it is restarted as ever
+        watch.until(UnitStarted, lambda e: e.unit == stage.victim and e.incarnation == 3, first)
+    assert_clean(watch.runtime)
+
+
+def check_closing_while_a_unit_is_absent_leaves_nothing(stage: Stage) -> None:
+    with watched(stage) as watch:
+        if "absence" not in watch.runtime.offers:
+            pytest.skip("units cannot be kept away here")
+        watch.runtime.apply(stage.victim, "absent", 2 * NS)
+    assert_clean(watch.runtime)
+
+
 def check_a_silent_link_is_noticed_and_heals(stage: Stage) -> None:
     with watched(stage) as watch:
         silent = LinkState(silent_up=True, silent_down=True)

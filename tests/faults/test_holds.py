@@ -44,6 +44,7 @@ SETTINGS: dict[Resource, list[Any]] = {
         LinkState(refused=True),
     ],
     "network": [False],
+    "absent": [0, 2_000_000_000],
 }
 
 

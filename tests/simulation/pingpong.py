@@ -5,7 +5,7 @@ It does in miniature what the real machines do: work, messages, a durable counte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -207,5 +207,5 @@ class PingPong:
     def module(self) -> str:
         return "none"
 
-    def steady(self) -> Steady:
+    def steady(self, absent: Collection[str] = ()) -> Steady:
         return Steady()
