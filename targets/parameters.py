@@ -53,7 +53,7 @@ def schema(kind: type[Any]) -> dict[str, Any]:
 
 def plain(value: Any) -> dict[str, Any]:
     """The parameters as JSON values."""
-    return cast("dict[str, Any]", json.loads(TypeAdapter(type(value)).dump_json(value)))
+    return cast("dict[str, Any]", json.loads(_plain_adapter(type(value)).dump_json(value)))
 
 
 def _validated(kind: type[T], known: Mapping[str, Any]) -> T:
@@ -62,7 +62,23 @@ def _validated(kind: type[T], known: Mapping[str, Any]) -> T:
     return kind(**{field.name: getattr(checked, field.name) for field in fields(cast(Any, kind))})
 
 
+_ADAPTERS: dict[tuple[type[Any], bool], TypeAdapter[Any]] = {}
+"""Adapters made so far: building one takes a twentieth of a whole simulated run."""
+
+
+def _plain_adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    if (kind, True) not in _ADAPTERS:
+        _ADAPTERS[kind, True] = TypeAdapter(kind)
+    return _ADAPTERS[kind, True]
+
+
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    if (kind, False) not in _ADAPTERS:
+        _ADAPTERS[kind, False] = _strict_adapter(kind)
+    return _ADAPTERS[kind, False]
+
+
+def _strict_adapter(kind: type[Any]) -> TypeAdapter[Any]:
     # A subclass carries the setting: pydantic takes none beside a dataclass.
     config = ConfigDict(allow_inf_nan=False)
     return TypeAdapter(type(kind.__name__, (kind,), {"__pydantic_config__": config}))
