@@ -325,6 +325,23 @@ class Merged(Event, frozen=True, kw_only=True):
     bytes_out: int = 0
 
 
+class RolledBack(Event, frozen=True, kw_only=True):
+    """A restarted syncer found its newest state of ``fragment`` damaged and took the one before.
+
+    That is committed as ``version``, which nobody has seen before; ``before`` is the newest that
+    the syncer knew of. Versions in between that learners had are lost.
+    """
+
+    unit: str
+    incarnation: int
+    fragment: int
+    version: int
+    before: int
+    clock: int
+    digest: str = ""
+    why: str = ""
+
+
 class UpdateRefused(Event, frozen=True, kw_only=True):
     """The syncer refused a contribution; ``why`` begins with one word for the kind.
 

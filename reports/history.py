@@ -35,6 +35,7 @@ class History:
     """In order of first mention: by fault id as the plan lists them, then by unit."""
     merges: list[Seen[ev.Merged]] = field(default_factory=list)
     refused: list[Seen[ev.UpdateRefused]] = field(default_factory=list)
+    rolled_back: list[Seen[ev.RolledBack]] = field(default_factory=list)
     links: list[Seen[ev.LinkUp | ev.LinkDown]] = field(default_factory=list)
     heard: list[Seen[ev.Heard]] = field(default_factory=list)
     exits: list[Seen[ev.UnitExited]] = field(default_factory=list)
@@ -238,6 +239,7 @@ class _Fold:
             ev.Waited: lambda s: self._of(s).waited.append(s),
             ev.Adopted: lambda s: self._of(s).adopted.append(s),
             ev.Merged: self._merged,
+            ev.RolledBack: self._rolled_back,
             ev.UpdateRefused: self._refused,
             ev.WorldFormed: self._world_formed,
             ev.WorldEnded: self._world_ended,
@@ -377,6 +379,10 @@ class _Fold:
     def _merged(self, s: Seen[ev.Merged]) -> None:
         self._of(s)
         self.h.merges.append(s)
+
+    def _rolled_back(self, s: Seen[ev.RolledBack]) -> None:
+        self._of(s)
+        self.h.rolled_back.append(s)
 
     def _refused(self, s: Seen[ev.UpdateRefused]) -> None:
         self._of(s)

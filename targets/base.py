@@ -22,10 +22,13 @@ class Started:
     """The unit came to life. ``incarnation`` rises by one with every life.
 
     ``saved`` is what the previous life made durable (its last ``Save`` per key), empty at first.
+    ``damaged`` names the keys whose last value was damaged on the disk, with the reason; in
+    ``saved`` they have the value before, the last good one.
     """
 
     incarnation: int
     saved: Mapping[str, Any] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

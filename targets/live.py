@@ -169,7 +169,9 @@ class Driver:
 
     def run(self, saved: dict[str, Any]) -> int:
         """Start, and return the exit code once the unit has ended."""
-        self.feed(Started(self._unit.incarnation, saved))
+        for key, why in self._state.damaged.items():
+            self._unit.note("state-damaged", f"{key}: {why}; the value before is used")
+        self.feed(Started(self._unit.incarnation, saved, dict(self._state.damaged)))
         self._thread("ticker", self._tick)
         self._transport.start()
         self._unit.stopping.wait()
@@ -363,6 +365,7 @@ def main(argv: list[str], build: Build) -> NoReturn:
 
 def _live(config: UnitConfig, lines: EventLines, build: Build) -> int:
     state = StateDir(Path(config.state_dir))
+    state.take_lease()
     incarnation = state.next_incarnation()
     stopping = threading.Event()
     control = ControlFile(Path(config.control_file))

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from faults.base import Tuning
 from harness.events import AnyEvent, encode
 
 _DIGEST_BYTES = 16
+
+LEASE_WAIT_S = 5.0
+"""How long a new process waits for the one before to be gone."""
 
 
 class EventLines:
@@ -52,16 +56,45 @@ class DamagedState(RuntimeError):
     """A durable value that is not what was written; says which file."""
 
 
+class StateInUse(RuntimeError):
+    """Another process of the unit lives on the same state; says for how long it was waited for."""
+
+
 class StateDir:
-    """What survives the unit: its incarnation counter and the last ``Save`` of every key.
+    """What survives the unit: its incarnation counter and the last two ``Save`` of every key.
 
     Files are written under a temporary name, synced and renamed: whole or not there. Each begins
-    with a digest of the rest, so damage is noticed.
+    with a digest of the rest, so damage is noticed; the value before is kept for that case.
     """
 
     def __init__(self, path: Path) -> None:
+        self.damaged: dict[str, str] = {}
+        """Keys of which :meth:`load` could only find the value before, with the reason."""
         self._path = path
+        self._lease: int | None = None
         path.mkdir(parents=True, exist_ok=True)
+
+    def take_lease(self, wait_s: float = LEASE_WAIT_S) -> None:
+        """Be the only process that lives on this state, until the process ends.
+
+        The kernel gives the lease back when the process is gone, however it went; a frozen one
+        keeps it. Raises :class:`StateInUse` when another process holds it for longer.
+        """
+        handle = os.open(self._path / "lease", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        limit = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= limit:
+                    os.close(handle)
+                    raise StateInUse(
+                        f"{self._path} is in use by another process, for more than {wait_s:g} s"
+                    ) from None
+                time.sleep(0.02)
+            else:
+                self._lease = handle
+                return
 
     def next_incarnation(self) -> int:
         """One more than any life before, durable before it is returned. The first is 1.
@@ -83,30 +116,42 @@ class StateDir:
     def save(self, key: str, value: Any) -> None:
         """Make ``value`` (JSON-like values and bytes; tuples come back as lists) durable."""
         data = msgspec.msgpack.encode(value)
-        self._replace(self._file(key), _digest(data) + data)
+        path = self._file(key)
+        self._replace(path, _digest(data) + data, keep=path.with_suffix(".old"))
 
     def load(self) -> dict[str, Any]:
-        """The last saved value of every key. Raises :class:`DamagedState`."""
+        """The last good value of every key; see :attr:`damaged` for those that are older.
+
+        Raises :class:`DamagedState` for a key of which nothing good is left.
+        """
         found = {}
-        for path in sorted(self._path.glob("saved-*.bin")):
-            raw = path.read_bytes()
-            digest, data = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
-            if digest != _digest(data):
-                raise DamagedState(f"{path} is damaged: {len(raw)} bytes, wrong digest")
-            found[bytes.fromhex(path.stem.removeprefix("saved-")).decode()] = (
-                msgspec.msgpack.decode(data, strict=False)
-            )
+        self.damaged = {}
+        stems = {p.stem for suffix in ("bin", "old") for p in self._path.glob(f"saved-*.{suffix}")}
+        for stem in sorted(stems):
+            path = self._path / f"{stem}.bin"
+            key = bytes.fromhex(stem.removeprefix("saved-")).decode()
+            try:
+                data = _sound(path)
+            except DamagedState as error:
+                # A death between the two renames of a save leaves the new value under its
+                # temporary name: that save was never done, and nothing is lost.
+                if path.exists() or not path.with_suffix(".tmp").exists():
+                    self.damaged[key] = str(error)
+                data = _sound(path.with_suffix(".old"), error)
+            found[key] = msgspec.msgpack.decode(data, strict=False)
         return found
 
     def _file(self, key: str) -> Path:
         return self._path / f"saved-{key.encode().hex()}.bin"
 
-    def _replace(self, path: Path, data: bytes) -> None:
+    def _replace(self, path: Path, data: bytes, keep: Path | None = None) -> None:
         temporary = path.with_suffix(".tmp")
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            path.rename(keep)
         temporary.rename(path)
         handle = os.open(self._path, os.O_RDONLY)
         try:
@@ -123,6 +168,20 @@ class StateDir:
             yield
         finally:
             os.close(handle)
+
+
+def _sound(path: Path, newer: DamagedState | None = None) -> bytes:
+    """The file's value as bytes. Raises :class:`DamagedState`; ``newer`` is what was wrong with
+    the file that this one would replace."""
+    also = f"; {newer}" if newer is not None else ""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedState(f"{path} is not there{also}") from None
+    digest, data = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
+    if digest != _digest(data):
+        raise DamagedState(f"{path} is damaged: {len(raw)} bytes, wrong digest{also}")
+    return data
 
 
 def _digest(data: bytes) -> bytes:

@@ -22,11 +22,12 @@ def rise_by_one(e: Evidence) -> Finding:
     for fragment, merges in _by_fragment(history).items():
         for before, after in pairwise(merges):
             step = after.event.version - before.event.version
-            if step == 1:
+            if step == 1 or _replaced(history, before, after):
                 continue
             where = f"fragment {fragment} went from version {before.event.version} to "
-            if step == 2 and _author(before) != _author(after):
-                # A syncer that is killed may lose the line of its very last merge, which it had
+            lives = after.event.incarnation - before.event.incarnation
+            if 2 <= step <= 1 + lives and before.event.unit == after.event.unit:
+                # Each life that is killed may lose the line of its very last merge, which it had
                 # made durable and sent: the version exists though the journal lacks it.
                 notes.append(f"{where}{after.event.version} across a restart of the syncer")
                 continue
@@ -38,9 +39,21 @@ def rise_by_one(e: Evidence) -> Finding:
     return verdict_of(found, holds(good + note, last))
 
 
+def _replaced(history: History, before: Seen[Merged], after: Seen[Merged]) -> bool:
+    """Whether a damaged disk made the syncer go on from an older state between the two."""
+    return any(
+        back.event.fragment == before.event.fragment
+        and before.event.version < back.event.version == after.event.version - 1
+        for back in history.rolled_back
+    )
+
+
 def _learners(history: History) -> Violations:
     found: Violations = []
     newest = {f: m[-1].event.version for f, m in _by_fragment(history).items()}
+    for seen_back in history.rolled_back:
+        back = seen_back.event
+        newest[back.fragment] = max(newest.get(back.fragment, 0), back.version)
     # One version may be ahead: see above on the last line of a killed syncer.
     slack = 1 if _syncer_died(history) or history.cut else 0
     for unit in history.learners:
@@ -102,10 +115,28 @@ def survives_syncer(e: Evidence) -> Finding:
     found: Violations = []
     for death in deaths:
         found += _reused(history, death)
+    found += _taken_back(history)
     lines = [d.exit.line for d in deaths if d.exit]
     return verdict_of(
         found, holds(f"{len(deaths)} syncer deaths; no version that was sent came again", *lines)
     )
+
+
+def _taken_back(history: History) -> Violations:
+    """Versions that were sent and that a damaged disk could not give back."""
+    found: Violations = []
+    for back in history.rolled_back:
+        event = back.event
+        seen = [m for m in history.merges if m.event.fragment == event.fragment]
+        gone = [m for m in seen if event.before < m.event.version < event.version]
+        if event.version == event.before + 1:  # the newest that it knew of was damaged itself
+            gone = [m for m in seen if m.event.version == event.before]
+        for merge in gone:
+            text = (
+                f"version {merge.event.version} of fragment {event.fragment} was sent and is lost"
+            )
+            found.append((f"{text}: {event.why}", (merge.line, back.line)))
+    return found
 
 
 def _reused(history: History, death: Life) -> Violations:
@@ -150,10 +181,6 @@ def _syncer_died(history: History) -> bool:
         for unit in history.syncers
         for life in history.lives.get(unit, ())
     )
-
-
-def _author(merge: Seen[Merged]) -> tuple[str, int]:
-    return merge.event.unit, merge.event.incarnation
 
 
 def _name(merge: Seen[Merged]) -> str:

@@ -42,6 +42,8 @@ class Expected:
     stale_limit: int
     elements: int | None
     """Parameters in the fragment; None when the syncer was not told."""
+    floor: int = 0
+    """What builds upon an older version may be in one that a damaged disk took back."""
 
 
 def admit(push: Push, want: Expected) -> tuple[bool, str]:
@@ -56,6 +58,11 @@ def admit(push: Push, want: Expected) -> tuple[bool, str]:
         return False, (
             f"duplicate: covers local steps after {push.since_step}, "
             f"those up to {want.merged_through} are merged already"
+        )
+    if push.base_version < want.floor:
+        return False, (
+            f"duplicate: builds on version {push.base_version}, and what became of it was lost "
+            f"with the syncer's disk; version {want.floor} replaces it"
         )
     if push.base_version > want.version or (
         push.base_version == want.version and push.base_clock != want.committed

@@ -499,7 +499,9 @@ class Learner:
         """All of the donor's state is here; what was broadcast since is adopted on top of it."""
         self._answer_by = NEVER
         self._taken = taken
-        self._known = list(taken.offer.versions)
+        # A change can only be added to what the syncer sent, so that has to be adopted once more.
+        again = self.params.wire_down == "int4"
+        self._known = [max(0, version - again) for version in taken.offer.versions]
         self._awaited = list(taken.offer.committed)
         job = LoadState(taken.payloads, taken.offer.trained, taken.offer.moments)
         self._out.append(Work(job))

@@ -368,13 +368,42 @@ class ReadAll:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Take the parameters and outer state of ``versions``, one per fragment; None is returned.
+    """Take the parameters and outer state of ``versions``, one per fragment.
 
     The first job of a syncer that was there before. Its worker keeps a merge before the node
-    saves the version, so after a death it may hold one merge more than the node knows of.
+    saves the version, so after a death it may hold one merge more than the node knows of. The
+    result is None, or a :class:`Restored` when some version was damaged.
     """
 
     versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What is held after a :class:`Restore`; ``damaged`` has the reason for each fragment of which
+    only the version before was good."""
+
+    versions: tuple[int, ...]
+    damaged: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommit:
+    """Make what is held of the fragment its version ``version``, durably.
+
+    Nobody must ever take the lost version for it. The result is a :class:`Recommitted`.
+    """
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recommitted:
+    """The whole fragment, for everybody, and the digest of its parameters."""
+
+    payload: Payload
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,4 +425,5 @@ Job = (
     | Merge
     | ReadAll
     | Restore
+    | Recommit
 )

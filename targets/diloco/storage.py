@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ _NAME = re.compile(r"fragment-(\d+)-v(\d+)\.safetensors")
 
 class StateError(RuntimeError):
     """Durable state that is missing, damaged or of another layout; says which file."""
+
+
+class StateDamaged(StateError):
+    """The file is there and torn, cut short or changed; the version before it may be good."""
 
 
 class Store(Protocol):
@@ -90,6 +95,11 @@ class MemoryStore:
         return sorted(self._kept.get(fragment, {}))
 
 
+def _checksum(array: Flat) -> int:
+    flat: Any = np.ascontiguousarray(array)
+    return zlib.crc32(memoryview(flat).cast("B"))
+
+
 class FragmentStore:
     """Files ``fragment-PPP-vVVVVVVVV.safetensors`` in ``directory``, holding theta and momentum."""
 
@@ -109,7 +119,8 @@ class FragmentStore:
         arrays = {"theta": theta, "momentum": buf}
         if sent is not None:
             arrays["sent"] = sent
-        data = save(arrays, {"layout": self.layout})
+        sums = {f"crc32-{name}": str(_checksum(array)) for name, array in arrays.items()}
+        data = save(arrays, {"layout": self.layout, **sums})
         target = self.path(fragment, version)
         temporary = target.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -136,13 +147,19 @@ class FragmentStore:
         path = self.path(fragment, version)
         try:
             with safe_open(path, framework="numpy") as file:
-                layout = (file.metadata() or {}).get("layout")
+                told = file.metadata() or {}
                 there = set(file.keys())
                 # "a|b" is a, or b where there is no a.
                 chosen = [next((n for n in name.split("|") if n in there), name) for name in names]
                 found = [file.get_tensor(name) for name in chosen]
+        except FileNotFoundError as error:
+            raise StateError(f"{path}: is not there") from error
         except (OSError, SafetensorError) as error:
-            raise StateError(f"{path}: cannot be read: {error}") from error
+            raise StateDamaged(f"{path}: cannot be read: {error}") from error
+        for name, array in zip(chosen, found, strict=True):
+            if told.get(f"crc32-{name}") != str(_checksum(array)):
+                raise StateDamaged(f"{path}: {name} is damaged: wrong checksum")
+        layout = told.get("layout")
         if layout != self.layout or any(array.shape != (elements,) for array in found):
             raise StateError(f"{path}: belongs to another parameter layout or seed")
         return found

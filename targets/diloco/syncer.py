@@ -15,7 +15,9 @@ Rules of this file:
 * Whatever was waited for from a learner has a deadline: the grace window, the pull, and the
   silence bound of its link. COLLECT has none of its own: it waits for learners, each of which
   is watched for silence. Jobs of our own worker always end in WorkDone or WorkFailed.
-* A version is saved before it is sent, sent before it is journalled.
+* A version is saved before it is sent, sent before it is journalled. When the disk gives back
+  less than was saved, the last good state is committed anew under a version that nobody has seen
+  (``RolledBack``), and what builds on older ones is refused.
 * The learner's life (incarnation) fences off contributions of earlier lives;
   ``merged_through`` fences off steps that were merged but whose broadcast the learner missed.
   A learner whose push is refused as duplicate or stale gets the committed fragment, so that it
@@ -37,6 +39,7 @@ from harness.events import (
     LinkDown,
     LinkUp,
     Merged,
+    RolledBack,
     UnitEnded,
     UnitNote,
     UpdateRefused,
@@ -75,9 +78,12 @@ from targets.diloco.messages import (
     Pull,
     Push,
     ReadAll,
+    Recommit,
+    Recommitted,
     Refused,
     Report,
     Restore,
+    Restored,
     Welcome,
 )
 from targets.diloco.params import DilocoParams
@@ -123,6 +129,10 @@ class Syncer:
         self.versions = [0] * params.fragments
         self.committed = [0] * params.fragments
         """The step at which each version was committed."""
+        self.floor = [0] * params.fragments
+        """Per fragment, the version that a damaged disk made necessary; older bases are refused."""
+        self._lost: dict[int, tuple[int, str]] = {}
+        """Fragment to its next version, and why the disk's newest is not good."""
         self.pace = Pace(params.ema_alpha, params.tau)
         self._elements = tuple(elements)
         self._schedule = schedule(params.fragments, params.sync_every)
@@ -207,18 +217,68 @@ class Syncer:
         self._incarnation = event.incarnation
         self._request = event.incarnation << 32  # never an id of an earlier life
         for fragment in range(self.params.fragments):
-            saved = event.saved.get(f"fragment/{fragment}")
+            key = f"fragment/{fragment}"
+            saved = event.saved.get(key)
             if saved is not None:
                 self._resume(fragment, saved)
-        if any(self.versions):
+            if key in event.damaged:
+                # The version after this one may have been sent to everybody: never again.
+                self._lost[fragment] = (self.versions[fragment] + 2, event.damaged[key])
+        step = max(self.committed) + 1
+        if self._lost:
+            step += self.params.sync_every  # nor the step of a merge that is not known any more
+        self._open(step)
+        self._attempt = self._opened
+        if any(self.versions) or self._lost:
             # First in the lane: the worker may have stored one merge that was never saved here.
             self._out.append(Work(Restore(tuple(self.versions))))
-        self._open(max(self.committed) + 1)
-        self._attempt = self._opened
+            self._not_before = NEVER
+
+    def _restored(self, job: Restore, result: Restored | None) -> None:
+        """The worker holds what was saved, or the version before where the disk was damaged."""
+        if result is not None:
+            for fragment, why in result.damaged.items():
+                self._lost.setdefault(fragment, (self.versions[fragment] + 1, why))
+        for fragment, (version, _) in self._lost.items():
+            self._out.append(Work(Recommit(fragment, version)))
+        self._open_for_business()
+
+    def _open_for_business(self) -> None:
+        if not self._lost:
+            self._not_before = self._now
+            self._advance()
+
+    def _recommitted(self, job: Recommit, result: Recommitted) -> None:
+        """The last good state is a version of its own, which everybody gets at once."""
+        p = job.fragment
+        _, why = self._lost.pop(p)
+        before, self.versions[p] = self.versions[p], job.version
+        self.committed[p] = self.step
+        self.floor[p] = job.version
+        self._clock.advance(self.name, self.step)
+        self._out.append(Save(f"fragment/{p}", self._durable(p, result.digest)))
+        message = Fragment(p, job.version, self.step, result.payload, self._clock.read())
+        for peer in self.roster.peers:
+            if peer.greeted and not peer.awaiting:
+                peer.holds[p] = job.version
+                self._send(peer, message)
+        self._note(
+            RolledBack,
+            fragment=p,
+            version=job.version,
+            before=before,
+            clock=self.step,
+            digest=result.digest,
+            why=why,
+        )
+        self._open(self.step + 1)
+        self._not_before = NEVER
+        self._open_for_business()
 
     def _resume(self, fragment: int, saved: dict[str, Any]) -> None:
         self.versions[fragment] = saved["version"]
         self.committed[fragment] = saved["clock"]
+        self.floor[fragment] = saved.get("floor", 0)
         for name, (incarnation, through, version) in saved["merged"].items():
             peer = self.roster.by_name.get(name)
             if peer is None or incarnation < peer.incarnation:
@@ -400,7 +460,7 @@ class Syncer:
                 detail=f"{peer.name} holds newer versions of fragments {ahead} than the syncer",
             )
         bar = self.versions if self.params.blocking else peer.contributed
-        return {p for p, held in enumerate(hello.versions) if held < bar[p]}
+        return {p for p, held in enumerate(hello.versions) if held < max(bar[p], self.floor[p])}
 
     def _turn_away(self, name: str, hello: Hello, why: str) -> None:
         self._out.append(Send(name, Refused(why, self._clock.read())))
@@ -549,6 +609,7 @@ class Syncer:
                 merged_through=peer.merged_through[p],
                 stale_limit=self.params.stale_limit,
                 elements=self._elements[p] if self._elements else None,
+                floor=self.floor[p],
             ),
         )
         if admitted:
@@ -608,6 +669,10 @@ class Syncer:
                 self._advance()
         elif isinstance(event.job, ReadAll):
             self._send_state(event.job, event.result)
+        elif isinstance(event.job, Restore):
+            self._restored(event.job, event.result)
+        elif isinstance(event.job, Recommit):
+            self._recommitted(event.job, event.result)
 
     def _work_failed(self, event: WorkFailed) -> None:
         if isinstance(event.job, Merge):
@@ -618,7 +683,7 @@ class Syncer:
             self._retry("the merge failed")
             self._advance()
             return
-        if isinstance(event.job, Restore):
+        if isinstance(event.job, Restore | Recommit):
             # Going on would broadcast other parameters under versions that learners hold.
             self._stopped = True
             why = f"the state that was saved cannot be restored: {event.why}"
@@ -728,6 +793,7 @@ class Syncer:
             "clock": self.committed[fragment],
             "version": self.versions[fragment],
             "digest": digest,
+            "floor": self.floor[fragment],
             "merged": {
                 peer.name: [
                     peer.incarnation,

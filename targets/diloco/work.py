@@ -44,14 +44,17 @@ from targets.diloco.messages import (
     Read,
     ReadAll,
     ReadState,
+    Recommit,
+    Recommitted,
     Restore,
+    Restored,
     StateCopy,
     StepResult,
     TrainStep,
 )
 from targets.diloco.params import DilocoParams
 from targets.diloco.poison import poisoned
-from targets.diloco.storage import FragmentStore, StateError, Store
+from targets.diloco.storage import FragmentStore, StateDamaged, StateError, Store
 from targets.diloco.trainers.base import Arrays, Layout, Snapshot, State, Trainer
 
 
@@ -112,6 +115,8 @@ def cost_ns(job: Job, step_ns: int, layout_bytes: Sequence[int], costs: Costs) -
             return costs.moved(costs.load_ns, STATE_KINDS * sum(layout_bytes))
         case Merge(fragment=fragment, inputs=inputs):
             return costs.moved(costs.merge_ns, len(inputs) * layout_bytes[fragment])
+        case Recommit(fragment=fragment):
+            return costs.moved(costs.merge_ns, layout_bytes[fragment])
         case ReadAll() | Restore():
             return costs.moved(costs.read_all_ns, sum(layout_bytes))
 
@@ -315,7 +320,8 @@ class SyncerWorker:
             kept = 2 + params.stale_limit // params.sync_every if params.wire_up == "int4" else 1
             self._sent = Sent([self._as_sent(p) for p in range(len(self._theta))], kept)
         if store is not None:
-            self._restore([max(store.versions(p), default=0) for p in range(len(self._theta))])
+            # What is damaged is named, and replaced, once the node asks for its versions.
+            self._go_back([max(store.versions(p), default=0) for p in range(len(self._theta))])
 
     def _restore(self, versions: Sequence[int]) -> None:
         """Go to ``versions`` (one per fragment). Raises ``storage.StateError`` when one of them
@@ -328,8 +334,37 @@ class SyncerWorker:
                 if self._sent is not None:
                     self._sent.restart(fragment, version, self._sent_then(fragment, version))
 
+    def _go_back(self, versions: Sequence[int]) -> Restored | None:
+        """As :meth:`_restore`, but to the version before where the one asked for is damaged.
+
+        Raises ``storage.StateError`` where that one is not good either.
+        """
+        damaged: dict[int, str] = {}
+        found = list(versions)
+        for fragment, version in enumerate(versions):
+            wanted = list(self._versions)
+            wanted[fragment] = version
+            try:
+                self._restore(wanted)
+            except StateDamaged as error:
+                damaged[fragment] = str(error)
+                wanted[fragment] = found[fragment] = version - 1
+                self._restore(wanted)
+        return Restored(tuple(found), damaged) if damaged else None
+
+    def _recommitted(self, job: Recommit) -> Recommitted:
+        p = job.fragment
+        theta, buf = self._theta[p], self._buf[p]
+        if self._store is not None:
+            self._store.save(p, job.version, theta, buf)
+        self._versions[p] = job.version
+        self._payloads[p] = None
+        if self._sent is not None:
+            self._sent.restart(p, job.version, self._as_sent(p))
+        return Recommitted(self._payload(p), codec.digest([theta]))
+
     def run(self, job: Job) -> Any:
-        """Carry out :class:`Merge`, :class:`ReadAll` or :class:`Restore`.
+        """Carry out :class:`Merge`, :class:`ReadAll`, :class:`Restore` or :class:`Recommit`.
 
         A merge of version v builds upon version v - 1, whatever is held. Raises
         ``storage.StateError`` when that is not at hand any more.
@@ -338,8 +373,9 @@ class SyncerWorker:
             case Merge():
                 return self._merged(job)
             case Restore(versions=versions):
-                self._restore(versions)
-                return None
+                return self._go_back(versions)
+            case Recommit():
+                return self._recommitted(job)
             case ReadAll():
                 return AllFragments(tuple(self._payload(p) for p in range(len(self._theta))))
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")

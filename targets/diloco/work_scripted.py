@@ -30,6 +30,8 @@ from targets.diloco.messages import (
     Read,
     ReadAll,
     ReadState,
+    Recommit,
+    Recommitted,
     Restore,
     StateCopy,
     StepResult,
@@ -172,7 +174,7 @@ class ScriptedSyncer:
         self._versions = [0] * len(layout.fragments)
 
     def run(self, job: Job) -> Any:
-        """Carry out :class:`Merge`, :class:`ReadAll` or :class:`Restore`."""
+        """Carry out :class:`Merge`, :class:`ReadAll`, :class:`Restore` or :class:`Recommit`."""
         match job:
             case Merge(fragment=fragment, version=version, inputs=inputs):
                 if len(inputs) < self._quorum:
@@ -184,6 +186,11 @@ class ScriptedSyncer:
             case Restore(versions=versions):
                 self._versions = list(versions)
                 return None
+            case Recommit(fragment=fragment, version=version):
+                payload = self._payload(fragment)
+                self._versions[fragment] = version
+                self._memory[fragment, version] = payload.digest
+                return Recommitted(payload, payload.digest)
             case ReadAll():
                 return AllFragments(tuple(self._whole(p) for p in range(len(self._versions))))
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")

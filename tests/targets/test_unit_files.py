@@ -13,7 +13,7 @@ import pytest
 
 from faults.base import Tuning
 from harness.events import UnitNote, decode
-from targets.unit_files import ControlFile, DamagedState, EventLines, StateDir
+from targets.unit_files import ControlFile, DamagedState, EventLines, StateDir, StateInUse
 
 
 def note(detail: str) -> UnitNote:
@@ -106,16 +106,90 @@ def test_a_write_that_was_cut_off_leaves_the_value_before(tmp_path: Path) -> Non
     assert state.load() == {"k": 1}
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+def spoil(path: Path, damage: str) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": bytes(raw), "cut": path.read_bytes()[:-1], "empty": b""}[damage])
+
+
+DAMAGES = ["flip", "cut", "empty", "gone"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_value_before_stands_in_for_a_damaged_one_and_it_is_said(
+    tmp_path: Path, damage: str
+) -> None:
+    state = StateDir(tmp_path)
+    for version in (1, 2, 3):
+        state.save("k", {"version": version})
+    state.save("other", 7)
+    (path,) = tmp_path.glob(f"saved-{b'k'.hex()}.bin")
+    spoil(path, damage)
+    assert state.load() == {"k": {"version": 2}, "other": 7}
+    assert list(state.damaged) == ["k"]
+    assert path.name in state.damaged["k"]
+    state.save("k", {"version": 9})
+    assert state.load()["k"] == {"version": 9}
+    assert state.damaged == {}
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:3])
+def test_state_of_which_nothing_good_is_left_is_refused_by_name(
+    tmp_path: Path, damage: str
+) -> None:
     state = StateDir(tmp_path)
     state.save("k", {"version": 3})
     (path,) = tmp_path.glob("saved-*.bin")
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes({"flip": bytes(raw), "cut": path.read_bytes()[:-1], "empty": b""}[damage])
+    spoil(path, damage)
     with pytest.raises(DamagedState, match=path.name):
         state.load()
+
+
+def test_a_death_between_the_two_renames_of_a_save_loses_nothing(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.save("k", 1)
+    (path,) = tmp_path.glob("saved-*.bin")
+    path.rename(path.with_suffix(".old"))
+    path.with_suffix(".tmp").write_bytes(b"the new value, never said to be saved")
+    assert state.load() == {"k": 1}
+    assert state.damaged == {}
+
+
+def test_files_are_two_for_each_key_however_often_it_is_saved(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    for value in range(50):
+        state.save("k", value)
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_no_two_processes_live_on_the_same_state(tmp_path: Path) -> None:
+    first = StateDir(tmp_path)
+    first.take_lease()
+    with pytest.raises(StateInUse, match="in use by another process"):
+        StateDir(tmp_path).take_lease(wait_s=0.05)
+    other = tmp_path / "other"
+    command = [sys.executable, "-c", HOLD, str(other)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(StateInUse):
+            StateDir(other).take_lease(wait_s=0.05)
+        process.kill()  # and nothing else: the kernel gives the lease back
+        process.wait()
+        StateDir(other).take_lease(wait_s=10.0)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from targets.unit_files import StateDir
+StateDir(Path(sys.argv[1])).take_lease()
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
 def test_a_tuning_applies_from_the_next_look_on(tmp_path: Path) -> None:

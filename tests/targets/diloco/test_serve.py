@@ -12,10 +12,12 @@ import pytest
 
 from faults.base import Tuning
 from harness.events import (
+    Adopted,
     Joined,
     LinkDown,
     LinkUp,
     Merged,
+    RolledBack,
     Step,
     UnitEnded,
     UnitNote,
@@ -120,6 +122,66 @@ def test_learners_outlive_a_syncer_that_restarts_where_it_was(tmp_path: Path) ->
 
             units.until("back", linked_twice)
             assert len(units.events(learner, UnitStarted)) == 1
+
+
+@pytest.mark.parametrize("what", ["version", "arrays"])
+def test_a_syncer_with_a_damaged_disk_says_so_and_goes_on_from_the_last_good_state(
+    tmp_path: Path, what: str
+) -> None:
+    with cluster(tmp_path) as units:
+        units.until("merges", lambda: merges(units, 3))
+        units.stop("syncer", signal.SIGKILL)
+        state = tmp_path / "syncer" / "state"
+        pattern = "saved-*.bin" if what == "version" else "fragments/fragment-000-*.safetensors"
+        newest = max(state.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+        raw = bytearray(newest.read_bytes())
+        raw[-5] ^= 0x40
+        newest.write_bytes(raw)
+        units.start("syncer")
+        units.until("said", lambda: units.events("syncer", RolledBack))
+        (back,) = units.events("syncer", RolledBack)
+        assert newest.name in back.why
+
+        def adopted() -> bool:
+            return all(
+                any(
+                    a.fragment == back.fragment and a.version >= back.version
+                    for a in units.events(unit, Adopted)
+                )
+                for unit in units.learners()
+            )
+
+        units.until("everybody has the version that replaces it", adopted)
+
+        def merged() -> list[Merged]:
+            found: list[Merged] = units.events("syncer", Merged)
+            return [
+                m for m in found if m.fragment == back.fragment and m.version > back.version + 1
+            ]
+
+        units.until("and it is merged again", merged)
+        versions = [
+            m.version for m in units.events("syncer", Merged) if m.fragment == back.fragment
+        ]
+        assert len(set(versions)) == len(versions)
+
+
+def test_no_second_syncer_lives_beside_the_first(tmp_path: Path) -> None:
+    with cluster(tmp_path) as units:
+        units.until("merges", lambda: merges(units, 1))
+        first = units.processes.pop("syncer")
+        try:
+            units.start("syncer")
+            assert units.wait("syncer") == 1
+            assert "is in use by another process" in units.log("syncer")
+            count = len(units.events("syncer", Merged))
+            units.until(
+                "the first goes on", lambda: len(units.events("syncer", Merged)) > count + 3
+            )
+            assert {m.incarnation for m in units.events("syncer", Merged)} == {1}
+        finally:
+            first.kill()
+            first.wait()
 
 
 @pytest.mark.parametrize(

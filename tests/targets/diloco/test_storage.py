@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from targets.diloco.storage import FragmentStore, MemoryStore, StateError, Store
+from targets.diloco.storage import (
+    FragmentStore,
+    MemoryStore,
+    StateDamaged,
+    StateError,
+    Store,
+)
 
 Make = Callable[[], Store]
 
@@ -49,6 +55,24 @@ def test_saving_a_version_again_replaces_it(store: Store) -> None:
     store.save(0, 1, *pair(1))
     store.save(0, 1, *pair(2))
     assert store.load(0, 1, 3)[0][0] == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+@pytest.mark.parametrize("where", [0.5, 0.99])
+def test_a_damaged_file_is_noticed_and_the_version_before_is_still_there(
+    tmp_path: Path, damage: str, where: float
+) -> None:
+    store = FragmentStore(tmp_path, "layout")
+    for version in (1, 2):
+        store.save(0, version, np.full(500, version, np.float32), np.zeros(500, np.float32))
+    path = store.path(0, 2)
+    raw = bytearray(path.read_bytes())
+    raw[int(len(raw) * where)] ^= 0x10
+    cut = path.read_bytes()[: int(len(raw) * where)]
+    path.write_bytes({"flip": bytes(raw), "cut": cut, "empty": b""}[damage])
+    with pytest.raises(StateDamaged, match=path.name):
+        store.load(0, 2, 500)
+    assert store.load(0, 1, 500)[0][0] == 1
 
 
 def test_a_later_process_finds_what_an_earlier_one_saved(tmp_path: Path) -> None:

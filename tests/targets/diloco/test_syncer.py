@@ -35,7 +35,13 @@ PAYLOAD = m.Payload("f32", 32, "d")
 class Script:
     """A syncer that has started, and what it answered last."""
 
-    def __init__(self, saved: dict[str, Any] | None = None, life: int = 1, **params: Any) -> None:
+    def __init__(
+        self,
+        saved: dict[str, Any] | None = None,
+        life: int = 1,
+        restored: bool = True,
+        **params: Any,
+    ) -> None:
         settings: dict[str, Any] = {
             "learners": 3,
             "fragments": 2,
@@ -49,6 +55,8 @@ class Script:
         self.done: list[Effect] = []
         self.notes: list[Any] = []
         self.do(Started(life, saved or {}))
+        for job in self.jobs(m.Restore) if restored else ():
+            self.do(WorkDone(job, None))
 
     def do(self, event: Any, ms: float = 0) -> list[Effect]:
         """Give ``event`` after ``ms`` more milliseconds; the effects are also in ``done``."""
@@ -770,3 +778,107 @@ def test_blocked_learners_are_asked_again_after_a_pause() -> None:
     assert s.syncer.deadline_ns() == s.now + 200 * MS
     s.do(Tick(), 200)
     assert sorted(s.sent(m.Pull)) == ["learner-0", "learner-1"]
+
+
+# --- a disk that gives back less than was saved --------------------------------------------------
+
+
+def saved(*versions: int) -> dict[str, Any]:
+    return {
+        f"fragment/{p}": {"clock": 4 + p, "version": v, "digest": "d", "merged": {}}
+        for p, v in enumerate(versions)
+    }
+
+
+def damaged(why: str = "flipped") -> Script:
+    """Life 2 found version 2 of fragment 1 although version 3 may have been sent."""
+    s = Script()
+    s.syncer = Syncer("syncer", s.params, ["learner-0", "learner-1"], "L", elements=[8, 8])
+    s.do(Started(2, saved(3, 2), {"fragment/1": why}))
+    return s
+
+
+def recommit(s: Script) -> m.Recommit:
+    (restore,) = s.jobs(m.Restore)
+    s.do(WorkDone(restore, None))
+    (job,) = s.jobs(m.Recommit)
+    assert isinstance(job, m.Recommit)
+    return job
+
+
+def test_an_undamaged_disk_needs_no_more_than_restoring() -> None:
+    s = Script(saved(3, 2), 2, restored=False)
+    (restore,) = s.jobs(m.Restore)
+    s.do(WorkDone(restore, None))
+    assert s.jobs(m.Recommit) == []
+    assert s.syncer.step == 6
+
+
+def test_the_last_good_state_becomes_a_version_that_nobody_has_seen() -> None:
+    s = damaged()
+    job = recommit(s)
+    assert job == m.Recommit(1, 4)
+    s.hello(0, (3, 3))
+    s.do(WorkDone(job, m.Recommitted(PAYLOAD, "new")))
+    kinds = [type(e) for e in s.done]
+    assert kinds.index(Save) < kinds.index(Send) < kinds.index(Note)
+    sent = s.sent(m.Fragment)["learner-0"]
+    assert (sent.fragment, sent.version) == (1, 4)
+    (note,) = s.noted(ev.RolledBack)
+    assert (note.fragment, note.version, note.before, note.why) == (1, 4, 2, "flipped")
+    assert note.clock == sent.committed > 6
+    assert s.syncer.step == note.clock + 1
+
+
+def test_whoever_comes_back_later_is_sent_it_too() -> None:
+    s = damaged()
+    s.do(WorkDone(recommit(s), m.Recommitted(PAYLOAD, "new")))
+    s.hello(0, (3, 3))
+    (job,) = s.jobs(m.ReadAll)
+    s.do(WorkDone(job, m.AllFragments((PAYLOAD, PAYLOAD))))
+    assert [e.message.version for e in s.done if isinstance(e, Send)] == [4]
+
+
+def test_what_builds_on_an_older_version_is_refused_and_gets_the_new_one() -> None:
+    s = damaged()
+    job = recommit(s)
+    s.do(WorkDone(job, m.Recommitted(PAYLOAD, "new")))
+    s.join(0)
+    step = 1
+    while not s.sent(m.Pull) or s.sent(m.Pull)["learner-0"].fragment != 1:
+        s.report(0, step)
+        step += 1
+        pulls = s.sent(m.Pull)
+        if pulls and pulls["learner-0"].fragment == 0:
+            base = {"base_version": 3, "base_clock": 4, "since_step": 0, "step": step}
+            s.push(0, pulls["learner-0"], **base)
+            s.merge(s.jobs(m.Merge)[0])
+    s.push(0, s.sent(m.Pull)["learner-0"], base_version=3, base_clock=5, step=step)
+    assert s.noted(ev.UpdateRefused)[0].why.startswith("duplicate: builds on version 3")
+
+
+def test_arrays_that_were_damaged_are_as_bad_as_a_damaged_version() -> None:
+    s = Script(saved(3, 2), 2, restored=False)
+    (restore,) = s.jobs(m.Restore)
+    s.do(WorkDone(restore, m.Restored((3, 1), {1: "torn"})))
+    assert s.jobs(m.Recommit) == [m.Recommit(1, 3)]
+
+
+def test_nothing_is_merged_before_the_state_is_good() -> None:
+    s = damaged()
+    s.join(0, 1)
+    s.report(0, 1)
+    s.report(1, 1)
+    assert s.sent(m.Pull) == {}
+    s.do(WorkDone(m.Restore((3, 2)), None))
+    assert s.sent(m.Pull) == {}
+    s.do(WorkDone(s.jobs(m.Recommit)[0], m.Recommitted(PAYLOAD, "new")))
+    assert s.sent(m.Pull)
+
+
+def test_the_floor_outlives_the_next_life_too() -> None:
+    s = damaged()
+    s.do(WorkDone(recommit(s), m.Recommitted(PAYLOAD, "new")))
+    (save,) = [e for e in s.done if isinstance(e, Save)]
+    later = Script({**saved(3, 2), save.key: save.value}, 3)
+    assert (later.syncer.versions, later.syncer.floor) == ([3, 4], [0, 4])
