@@ -8,12 +8,13 @@ restart; a test holds them equal. A tensor's name is its path in the Flax module
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
 
 from harness.seeds import array_stream
+from targets.diloco.params import DilocoParams
 from targets.diloco.trainers.base import Arrays, Tensor
 
 VOCABULARY = 256
@@ -37,6 +38,13 @@ class Architecture:
     """Inner width of the feed-forward block."""
     feed_forward: str = "dense"
     """Which block of ``targets.diloco.model.FEED_FORWARDS`` follows attention."""
+    experts: int = 1
+    """Feed-forward blocks of each layer, for ``moe``."""
+    chosen: int = 1
+    """Experts that each token goes through; each is ``hidden // chosen`` wide, so that a token
+    meets as many feed-forward parameters as in the dense form."""
+    balance: float = 0.01
+    """Weight of the load-balance loss."""
     rope_base: float = 10_000.0
     norm_epsilon: float = 1e-6
 
@@ -48,6 +56,14 @@ SIZES: dict[str, Architecture] = {
     "100m": Architecture(width=768, layers=16, heads=12, kv_heads=4, head_width=64, hidden=2048),
 }
 """115,328, 1,018,240, 9,907,072 and 100,911,872 parameters."""
+
+
+def of_params(params: DilocoParams) -> Architecture:
+    """The architecture that ``params`` asks for."""
+    size = SIZES[params.model]
+    if params.form == "dense":
+        return size
+    return replace(size, feed_forward="moe", experts=params.experts, chosen=params.experts_chosen)
 
 
 def tensors(arch: Architecture) -> tuple[Tensor, ...]:
@@ -74,9 +90,16 @@ def _layer(arch: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "attention/key_norm/scale", (head,)
     yield "attention_post_norm/scale", (width,)
     yield "feed_forward_norm/scale", (width,)
-    yield "feed_forward/gate", (width, arch.hidden)
-    yield "feed_forward/up", (width, arch.hidden)
-    yield "feed_forward/down", (arch.hidden, width)
+    if arch.feed_forward == "moe":
+        inner = arch.hidden // arch.chosen
+        yield "feed_forward/router", (width, arch.experts)
+        yield "feed_forward/gate", (arch.experts, width, inner)
+        yield "feed_forward/up", (arch.experts, width, inner)
+        yield "feed_forward/down", (arch.experts, inner, width)
+    else:
+        yield "feed_forward/gate", (width, arch.hidden)
+        yield "feed_forward/up", (width, arch.hidden)
+        yield "feed_forward/down", (arch.hidden, width)
     yield "feed_forward_post_norm/scale", (width,)
 
 
@@ -103,4 +126,6 @@ def _fan_in(tensor: Tensor) -> int:
         return tensor.shape[-1]  # it is the output matrix as well: its input is the width
     if tensor.name.endswith("attention/output"):
         return tensor.shape[0] * tensor.shape[1]
+    if "/feed_forward/" in tensor.name:
+        return tensor.shape[-2]  # of each expert, where there are several
     return tensor.shape[0]

@@ -97,8 +97,49 @@ class DenseFeedForward(nnx.Module):
         return gated @ self.down[...]
 
 
-FEED_FORWARDS: dict[str, Callable[[Architecture], nnx.Module]] = {"dense": DenseFeedForward}
-"""``Architecture.feed_forward`` to a module from float32 [B, S, D] to the same shape."""
+class ExpertsFeedForward(nnx.Module):
+    """Mixture of experts: each token goes through the ``chosen`` likeliest of the router's.
+
+    Their outputs are added in proportion to the router's probabilities. Every expert computes
+    every token and the others' outputs count nothing: no token is ever dropped and shapes are
+    fixed, which is what a small CPU model wants; nothing here saves work.
+    """
+
+    def __init__(self, arch: Architecture) -> None:
+        experts, width, inner = arch.experts, arch.width, arch.hidden // arch.chosen
+        self.router = nnx.Param(jnp.zeros((width, experts)))
+        self.gate = nnx.Param(jnp.zeros((experts, width, inner)))
+        self.up = nnx.Param(jnp.zeros((experts, width, inner)))
+        self.down = nnx.Param(jnp.zeros((experts, inner, width)))
+        self.chosen = arch.chosen
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """float32 [B, S, D] to (the same shape, scalar load-balance loss).
+
+        The loss is that of the Switch Transformer for several choices: the number of experts
+        times the sum over them of share of choices times mean probability. 1 when all are used
+        alike, which is its least; its gradient moves probability away from crowded experts.
+        """
+        chances = jax.nn.softmax(x @ self.router[...], axis=-1)
+        experts = chances.shape[-1]
+        _, best = jax.lax.top_k(chances, self.chosen)
+        taken = jnp.sum(jax.nn.one_hot(best, experts, dtype=x.dtype), axis=-2)
+        kept = chances * taken
+        shares = kept / jnp.sum(kept, axis=-1, keepdims=True)
+        gate = jnp.einsum("bsd,edh->bseh", x, self.gate[...])
+        up = jnp.einsum("bsd,edh->bseh", x, self.up[...])
+        hidden = jax.nn.gelu(gate, approximate=True) * up * shares[..., None]
+        out = jnp.einsum("bseh,ehd->bsd", hidden, self.down[...])
+        used = jnp.mean(taken, axis=(0, 1)) / self.chosen
+        return out, experts * jnp.sum(used * jnp.mean(chances, axis=(0, 1)))
+
+
+FEED_FORWARDS: dict[str, Callable[[Architecture], nnx.Module]] = {
+    "dense": DenseFeedForward,
+    "moe": ExpertsFeedForward,
+}
+"""``Architecture.feed_forward`` to a module from float32 [B, S, D] to the same shape, or to that
+and a load-balance loss."""
 
 
 class Layer(nnx.Module):
@@ -113,10 +154,12 @@ class Layer(nnx.Module):
         self.feed_forward = FEED_FORWARDS[arch.feed_forward](arch)
         self.feed_forward_post_norm = RMSNorm(width, epsilon)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """float32 [B, S, D] to the same shape."""
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """float32 [B, S, D] to the same shape, and the load-balance loss where there is one."""
         x = x + self.attention_post_norm(self.attention(self.attention_norm(x)))
-        return x + self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x)))
+        found = self.feed_forward(self.feed_forward_norm(x))
+        out, balance = found if isinstance(found, tuple) else (found, None)
+        return x + self.feed_forward_post_norm(out), balance
 
 
 class Decoder(nnx.Module):
@@ -127,13 +170,18 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([Layer(arch) for _ in range(arch.layers)])
         self.final_norm = RMSNorm(arch.width, arch.norm_epsilon)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """int32 [B, S] in 0..255 to float32 logits [B, S, 256] of each next byte."""
+    def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """int32 [B, S] in 0..255 to float32 logits [B, S, 256] of each next byte, and the mean
+        load-balance loss of the layers where there is one."""
         embedding = self.embedding[...]
         x = embedding[tokens] * embedding.shape[-1] ** 0.5
+        balances = []
         for layer in self.layers:
-            x = layer(x)
-        return self.final_norm(x) @ embedding.T
+            x, balance = layer(x)
+            if balance is not None:
+                balances.append(balance)
+        logits = self.final_norm(x) @ embedding.T
+        return logits, sum(balances) / len(balances) if balances else None
 
 
 @lru_cache(maxsize=8)
@@ -150,13 +198,21 @@ def _graph(arch: Architecture) -> tuple[nnx.GraphDef[Decoder], tuple[tuple[str |
 
 
 def apply(arch: Architecture, params: Sequence[jax.Array], tokens: jax.Array) -> jax.Array:
-    """Logits, as a pure function of the parameters in the order of ``tensors(arch)``.
+    """The logits of :func:`forward`."""
+    return forward(arch, params, tokens)[0]
 
-    ``tokens`` is int32 [B, S]; the result is float32 [B, S, 256].
+
+def forward(
+    arch: Architecture, params: Sequence[jax.Array], tokens: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
+    """Logits and load-balance loss (None unless the layers have experts), as a pure function of
+    the parameters in the order of ``tensors(arch)``.
+
+    ``tokens`` is int32 [B, S]; the logits are float32 [B, S, 256].
     """
     graph, paths = _graph(arch)
     state = nnx.from_flat_state(
         [(path, nnx.Param(value)) for path, value in zip(paths, params, strict=True)]
     )
-    logits: jax.Array = nnx.merge(graph, state)(tokens)
-    return logits
+    found: tuple[jax.Array, jax.Array | None] = nnx.merge(graph, state)(tokens)
+    return found

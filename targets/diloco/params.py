@@ -83,6 +83,12 @@ class DilocoParams:
     """Bytes per sequence."""
     model: Literal["tiny", "small", "base", "100m"] = "tiny"
     """tiny has about 115 k parameters; see targets.diloco.trainers.lm for the others."""
+    form: Literal["dense", "moe"] = "dense"
+    """Feed-forward blocks: one for all tokens, or a mixture of experts."""
+    experts: Annotated[int, Ge(2), Le(64)] = 4
+    """Experts of each layer (``form = "moe"``)."""
+    experts_chosen: Positive = 2
+    """Experts that each token goes through."""
     data: str = "cpython-docs"
     """cpython-docs, synthetic, or the path of a file or folder to train on."""
     inner_lr: Annotated[float, Gt(0)] = 3e-3
@@ -135,6 +141,10 @@ class DilocoParams:
         if self.error_feedback and self.wire_up != "int4":
             found.append(
                 f'error_feedback has nothing to feed back: wire_up is "{self.wire_up}", not "int4"'
+            )
+        if self.experts_chosen > self.experts:
+            found.append(
+                f"experts_chosen is {self.experts_chosen} but there are only {self.experts} experts"
             )
         if any(s <= 0 for s in self.speeds):
             found.append("speeds must be positive")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from targets.diloco.architecture import Architecture
-from targets.diloco.model import apply
+from targets.diloco.model import forward
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -33,12 +33,19 @@ def losses(arch: Architecture, params: Leaves, records: jax.Array) -> tuple[jax.
 
     ``records`` is uint8 [B, S + 1]; both results are float32 [B, S].
     """
+    nats, hits, _ = _judged(arch, params, records)
+    return nats, hits
+
+
+def _judged(
+    arch: Architecture, params: Leaves, records: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     tokens = records.astype(jnp.int32)
-    logits = apply(arch, params, tokens[:, :-1])
+    logits, balance = forward(arch, params, tokens[:, :-1])
     targets = tokens[:, 1:]
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     hits = (jnp.argmax(logits, axis=-1).astype(jnp.int32) == targets).astype(jnp.float32)
-    return nats, hits
+    return nats, hits, balance
 
 
 Gradients: TypeAlias = Callable[
@@ -64,7 +71,12 @@ def inner_step(
     adam = optax.scale_by_adam(*BETAS, eps=EPSILON)
 
     def mean_loss(params: Leaves, records: jax.Array) -> jax.Array:
-        return jnp.mean(losses(arch, params, records)[0])
+        nats, _, balance = _judged(arch, params, records)
+        if balance is None:
+            return jnp.mean(nats)
+        # It pulls at the router, but what is reported is the cross-entropy alone.
+        pull = arch.balance * balance
+        return jnp.mean(nats) + pull - jax.lax.stop_gradient(pull)
 
     def step(
         params: list[jax.Array],

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from targets.diloco import architecture, codec, compiled, data
-from targets.diloco.architecture import SIZES, Architecture
+from targets.diloco.architecture import Architecture
 from targets.diloco.params import DilocoParams
 from targets.diloco.trainers.base import Arrays, Layout, State, Tensor, Trained
 
@@ -36,21 +36,28 @@ _SOURCES = (
 
 def tensors(params: DilocoParams) -> tuple[Tensor, ...]:
     """The decoder's tensors; the embedding is tied with the output and marked."""
-    return architecture.tensors(SIZES[params.model])
+    return architecture.tensors(architecture.of_params(params))
 
 
 def problems(params: DilocoParams) -> list[str]:
-    """What is wrong with the text to train on."""
+    """What is wrong with the text to train on, and with the sizes."""
+    found = []
+    hidden = architecture.SIZES[params.model].hidden
+    if params.form == "moe" and hidden % params.experts_chosen:
+        found.append(
+            f"experts_chosen is {params.experts_chosen}, which does not divide the "
+            f"{hidden} hidden elements of model {params.model}"
+        )
     try:
         data.open_source(params, seed=0)
     except data.DataError as error:
-        return [str(error)]
-    return []
+        found.append(str(error))
+    return found
 
 
 def initial(params: DilocoParams, seed: int) -> Arrays:
     """See ``targets.diloco.architecture.initial``."""
-    return architecture.initial(SIZES[params.model], seed)
+    return architecture.initial(architecture.of_params(params), seed)
 
 
 def tokens_per_step(params: DilocoParams, learner: int) -> int:
@@ -229,7 +236,7 @@ class LmTrainer:
 
 def step_program(params: DilocoParams, batch: int, cache_dir: str = "") -> compiled.Program:
     """The inner step for ``batch`` sequences (see ``targets.diloco.training.inner_step``)."""
-    arch = SIZES[params.model]
+    arch = architecture.of_params(params)
     leaves, records, scalar, count = _shapes(arch, batch, params.sequence)
 
     def make() -> Any:
@@ -238,7 +245,7 @@ def step_program(params: DilocoParams, batch: int, cache_dir: str = "") -> compi
         return inner_step(arch)
 
     return compiled.obtain(
-        f"step-{params.model}",
+        f"step-{params.model}-{params.form}",
         make,
         (leaves, leaves, leaves, count, scalar, scalar, records),
         (leaves, leaves, leaves, scalar),
@@ -295,7 +302,7 @@ def evaluate(
     Raises ``data.DataError`` for unusable text. The same arguments give the same numbers.
     """
     jax = compiled.start_jax()
-    arch = SIZES[params.model]
+    arch = architecture.of_params(params)
     source = data.open_source(params, seed)
     held_out = source.held_out(records)
     batch = min(32, len(held_out))
@@ -307,7 +314,7 @@ def evaluate(
         return evaluation(arch)
 
     program = compiled.obtain(
-        f"evaluate-{params.model}",
+        f"evaluate-{params.model}-{params.form}",
         make,
         (leaves, shape),
         jax.ShapeDtypeStruct((2,), np.float32),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,11 @@ from numpy.typing import NDArray
 
 from targets.diloco import architecture, model
 from targets.diloco.architecture import SIZES, Architecture
+from targets.diloco.params import DilocoParams
 
 F64 = NDArray[np.float64]
 SMALL = Architecture(width=12, layers=2, heads=6, kv_heads=2, head_width=4, hidden=10)
+EXPERTS = replace(SMALL, feed_forward="moe", experts=5, chosen=2)
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +88,23 @@ def slow_geglu(w: dict[str, F64], at: str, x: F64) -> F64:
     return np.asarray((gelu * (x @ w[f"{at}/up"])) @ w[f"{at}/down"])
 
 
+def slow_experts(arch: Architecture, w: dict[str, F64], at: str, x: F64) -> F64:
+    """The chosen experts one after the other, weighed by their shares of probability."""
+    scores = x @ w[f"{at}/router"]
+    chances = np.exp(scores - scores.max())
+    chances /= chances.sum()
+    best = np.argsort(-chances)[: arch.chosen]
+    total = np.zeros(arch.width)
+    for expert in best:
+        own = {f"{at}/{part}": w[f"{at}/{part}"][expert] for part in ("gate", "up", "down")}
+        total += chances[expert] / chances[best].sum() * slow_geglu(own, at, x)
+    return total
+
+
+def slow_feed_forward(arch: Architecture, w: dict[str, F64], at: str, x: F64) -> F64:
+    return slow_experts(arch, w, at, x) if arch.feed_forward == "moe" else slow_geglu(w, at, x)
+
+
 def slow_decoder(arch: Architecture, w: dict[str, F64], tokens: list[int]) -> F64:
     x = [w["embedding"][token] * np.sqrt(arch.width) for token in tokens]
     for n in range(arch.layers):
@@ -93,7 +114,8 @@ def slow_decoder(arch: Architecture, w: dict[str, F64], tokens: list[int]) -> F6
         post = w[f"{at}/attention_post_norm/scale"]
         x = [v + slow_norm(m, post) for v, m in zip(x, mixed, strict=True)]
         pre, post = (w[f"{at}/feed_forward{end}/scale"] for end in ("_norm", "_post_norm"))
-        x = [v + slow_norm(slow_geglu(w, f"{at}/feed_forward", slow_norm(v, pre)), post) for v in x]
+        block = f"{at}/feed_forward"
+        x = [v + slow_norm(slow_feed_forward(arch, w, block, slow_norm(v, pre)), post) for v in x]
     return np.array([w["embedding"] @ slow_norm(v, w["final_norm/scale"]) for v in x])
 
 
@@ -102,8 +124,8 @@ def slow_decoder(arch: Architecture, w: dict[str, F64], tokens: list[int]) -> F6
 
 @pytest.mark.parametrize(
     "arch",
-    [SMALL, Architecture(width=8, layers=1, heads=2, kv_heads=2, head_width=6, hidden=4)],
-    ids=["grouped", "one-to-one"],
+    [SMALL, Architecture(width=8, layers=1, heads=2, kv_heads=2, head_width=6, hidden=4), EXPERTS],
+    ids=["grouped", "one-to-one", "experts"],
 )
 def test_logits_equal_the_slow_version(arch: Architecture) -> None:
     named = weights(arch)
@@ -149,9 +171,10 @@ def test_no_position_sees_what_follows_it() -> None:
     assert np.all(np.any(before[0, 7:] != after[0, 7:], axis=-1))
 
 
+@pytest.mark.parametrize("form", ["dense", "moe"])
 @pytest.mark.parametrize("size", SIZES)
-def test_architecture_and_flax_model_have_the_same_tensors(size: str) -> None:
-    arch = SIZES[size]
+def test_architecture_and_flax_model_have_the_same_tensors(size: Any, form: Any) -> None:
+    arch = architecture.of_params(DilocoParams(model=size, form=form))
     tensors = architecture.tensors(arch)
     shapes = [jax.ShapeDtypeStruct(t.shape, jnp.float32) for t in tensors]
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
@@ -169,6 +192,52 @@ def test_sizes_are_what_the_documentation_says(size: str, parameters: int) -> No
     assert sum(prod(t.shape) for t in tensors) == parameters
     assert [t.name for t in tensors if t.embedding] == ["embedding"]
     assert len(tensors) >= 24  # the default number of fragments
+
+
+@pytest.mark.parametrize(("size", "parameters"), [("tiny", 189_568), ("100m", 176_458_496)])
+def test_experts_add_parameters_but_not_to_what_a_token_meets(size: Any, parameters: int) -> None:
+    params = DilocoParams(model=size, form="moe", experts=4, experts_chosen=2)
+    arch = architecture.of_params(params)
+    found = {t.name: t for t in architecture.tensors(arch)}
+    assert sum(t.elements for t in found.values()) == parameters
+    dense = SIZES[size]
+    block = [found[f"layers/0/feed_forward/{part}"] for part in ("gate", "up", "down")]
+    met = sum(t.elements for t in block) // arch.experts * arch.chosen
+    assert met == 3 * dense.width * dense.hidden
+
+
+def test_an_expert_that_is_not_chosen_does_not_matter() -> None:
+    named = weights(EXPERTS)
+    named["layers/0/feed_forward/router"][:, 3] = 0
+    named["layers/0/feed_forward_norm/scale"][:] = 0
+    others = [0, 1, 2, 4]
+    named["layers/0/feed_forward/router"][:, others] *= 0
+    # All scores are zero: ties go to the first two experts, and never to number 3.
+    tokens = jnp.asarray([[5, 6, 7]], jnp.int32)
+    before = model.apply(EXPERTS, leaves(named), tokens)
+    named["layers/0/feed_forward/up"][3] += 1.0
+    np.testing.assert_array_equal(model.apply(EXPERTS, leaves(named), tokens), before)
+    named["layers/0/feed_forward/up"][1] += 1.0
+    assert not np.array_equal(model.apply(EXPERTS, leaves(named), tokens), before)
+
+
+def test_the_balance_loss_is_least_when_experts_are_used_alike() -> None:
+    block = model.ExpertsFeedForward(replace(EXPERTS, experts=4, chosen=1))
+    router = np.zeros((12, 4), np.float32)
+    router[:4, :4] = 20 * np.eye(4)
+    block.router[...] = jnp.asarray(router)
+    even = jnp.asarray(np.tile(np.eye(4, 12, dtype=np.float32), (1, 3, 1)))
+    crowded = jnp.asarray(np.tile(np.eye(1, 12, dtype=np.float32), (1, 12, 1)))
+    assert float(block(even)[1]) == pytest.approx(1.0, abs=1e-4)
+    assert float(block(crowded)[1]) == pytest.approx(4.0, abs=1e-4)
+
+
+def test_dense_models_have_no_balance_loss_and_experts_do() -> None:
+    tokens = jnp.asarray([[1, 2, 3]], jnp.int32)
+    assert model.forward(SMALL, leaves(weights(SMALL)), tokens)[1] is None
+    balance = model.forward(EXPERTS, leaves(weights(EXPERTS)), tokens)[1]
+    assert balance is not None
+    assert 0.5 < float(balance) <= 5
 
 
 def test_a_feed_forward_block_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,3 +243,14 @@ def test_steady_is_everybody_in_every_fragment() -> None:
     assert why.endswith(": learner-1 (1)")
     steady.observe(merge_of(1, "learner-1"))
     assert steady.verdict()[0]
+
+
+def test_more_experts_chosen_than_there_are_is_a_mistake() -> None:
+    assert problems(form="moe", experts=2, experts_chosen=3) == [
+        "experts_chosen is 3 but there are only 2 experts"
+    ]
+
+
+def test_error_feedback_needs_changes_to_feed_back() -> None:
+    (said,) = problems(error_feedback=True)
+    assert said.startswith("error_feedback has nothing to feed back")

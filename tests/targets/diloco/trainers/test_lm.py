@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -67,6 +68,27 @@ def test_loss_falls_and_held_out_quality_rises(cache: str) -> None:
     assert end.floor is not None
     assert end.floor < end.loss  # nobody beats the entropy of text that was held out
     assert end.tokens == 512 * PARAMS.sequence
+
+
+def test_a_mixture_of_experts_learns_and_is_exchanged_like_any_other(cache: str) -> None:
+    params = replace(PARAMS, form="moe", experts=3, experts_chosen=1)
+    made = lm.create(params, 0, SEED, cache_dir=cache)
+    initial = lm.initial(params, SEED)
+    made.load(made.layout.split(initial))
+    seen = [made.step().loss or 0.0 for _ in range(25)]
+    assert np.mean(seen[-5:]) < np.mean(seen[:5])
+    elsewhere = lm.create(params, 1, SEED, cache_dir=cache)
+    elsewhere.load(elsewhere.layout.split(initial))
+    for p in range(params.fragments):
+        elsewhere.write(p, made.snapshot().read(p))
+    assert elsewhere.digests()["params"] == made.digests()["params"]
+
+
+def test_experts_that_do_not_divide_are_a_problem() -> None:
+    params = replace(PARAMS, form="moe", experts=8, experts_chosen=5)
+    assert lm.problems(params) == [
+        "experts_chosen is 5, which does not divide the 192 hidden elements of model tiny"
+    ]
 
 
 def test_a_step_counts_its_tokens(cache: str) -> None:
