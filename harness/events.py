@@ -345,7 +345,7 @@ class RolledBack(Event, frozen=True, kw_only=True):
 class UpdateRefused(Event, frozen=True, kw_only=True):
     """The syncer refused a contribution; ``why`` begins with one word for the kind.
 
-    The kinds: stale, duplicate, late, non-finite, truncated, checksum, layout, fenced.
+    The kinds: stale, duplicate, late, non-finite, outlier, truncated, checksum, layout, fenced.
     """
 
     unit: str

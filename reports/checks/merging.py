@@ -170,7 +170,7 @@ def finite(e: Evidence) -> Finding:
         for m in history.merges
         if not m.event.finite
     ]
-    poisoned = [r for r in history.refused if r.event.why.startswith("non-finite")]
+    poisoned = [r for r in history.refused if r.event.why.startswith(("non-finite", "outlier"))]
     names = {
         (r.event.sender, r.event.sender_incarnation, r.event.fragment, r.event.step): r.line
         for r in poisoned
@@ -179,7 +179,7 @@ def finite(e: Evidence) -> Finding:
         for part in merge.event.contributions:
             line = names.get((part.unit, part.incarnation, merge.event.fragment, part.step))
             if line is not None:
-                text = "was refused as non-finite and merged all the same"
+                text = "was refused as poisoned and merged all the same"
                 found.append((f"{_named(merge, part)}: {text}", (line, merge.line)))
     senders = ", ".join(sorted({r.event.sender for r in poisoned}))
     refused = f"; {len(poisoned)} poisoned updates refused, from {senders}" if poisoned else ""

@@ -11,7 +11,17 @@ from targets.diloco import wiretypes
 from targets.diloco.messages import Push
 
 REFUSALS = frozenset(
-    {"stale", "duplicate", "late", "non-finite", "truncated", "checksum", "layout", "fenced"}
+    {
+        "stale",
+        "duplicate",
+        "late",
+        "non-finite",
+        "outlier",
+        "truncated",
+        "checksum",
+        "layout",
+        "fenced",
+    }
 )
 
 

@@ -52,6 +52,7 @@ from targets.diloco.messages import (
     StepResult,
     TrainStep,
 )
+from targets.diloco.outliers import UsualNorm
 from targets.diloco.params import DilocoParams
 from targets.diloco.poison import poisoned
 from targets.diloco.storage import FragmentStore, StateDamaged, StateError, Store
@@ -299,6 +300,7 @@ class SyncerWorker:
     ) -> None:
         self.layout = layout
         self.costs = costs or Costs()
+        self._usual = [UsualNorm() for _ in layout.fragments]
         self._params = params
         self._outer = Outer(params.outer_lr, params.outer_momentum)
         which = backend or arrays.backend(max(layout.elements))
@@ -431,22 +433,19 @@ class SyncerWorker:
         merged: Merged | None = None
         while len(usable) >= self._params.quorum:
             merged = self._attempt(job.fragment, usable)
-            bad = [
-                unit
+            bad = {
+                unit: why
                 for (unit, _), norms in zip(usable.items(), merged.norms, strict=True)
-                if not bool((norms < arrays.NORM_MAX).all())
-            ]
+                if (why := self._usual[job.fragment].objection(norms))
+            }
             if not bad:
                 break
-            for unit in bad:
-                refused[unit] = (
-                    "non-finite: an element is no finite number, or a tensor is "
-                    f"{arrays.NORM_MAX:g} or further from the syncer's"
-                )
-                del usable[unit]
+            refused |= bad
+            usable = {unit: entry for unit, entry in usable.items() if unit not in bad}
             merged = None
         if merged is None or not merged.finite:
             return MergeResult(None, refused, "", merged is None, rule)
+        self._usual[job.fragment].learn(merged.norms)
         payload = self._commit(job.fragment, job.version, merged)
         digest = codec.digest([merged.theta])
         return MergeResult(payload, refused, digest, True, rule)
