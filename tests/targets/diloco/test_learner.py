@@ -462,3 +462,40 @@ def test_stopped_while_waiting_says_that_it_waited() -> None:
     s.do(StopAsked(10**9), 30)
     assert s.noted(ev.Waited)[0].why.endswith("stopped while waiting")
     assert isinstance(s.done[-1], Stop)
+
+
+# --- changes instead of fragments ---------------------------------------------------------------
+
+
+def change(version: int, clock: int) -> m.Fragment:
+    payload = m.Payload("int4", 6, f"v{version}")
+    return m.Fragment(1, version, clock, payload, {"syncer": clock})
+
+
+def test_changes_are_adopted_one_after_the_other_and_a_whole_fragment_replaces_them() -> None:
+    s = Script()
+    step = s.join()
+    for version in (1, 2):
+        s.hear(change(version, 2 * version))
+    jobs = s.finish(step)
+    assert [job.version for job in jobs[:-1]] == [1, 2]
+    for job in jobs[:-1]:
+        s.do(WorkDone(job, None))
+    s.hear(change(3, 6))
+    s.fragment(1, 4, 8)
+    assert [job.version for job in s.finish(jobs[-1])[:-1]] == [4]
+
+
+def test_a_change_of_something_else_makes_the_link_anew_and_asks_for_the_whole() -> None:
+    s = Script()
+    step = s.join(version=3, clock=6)
+    s.hear(change(4, 8))
+    adopt, following = s.finish(step)
+    s.do(WorkFailed(adopt, "checksum: digest is a where b was promised"))
+    assert [n.what for n in s.noted(ev.UnitNote)] == ["adopt-failed"]
+    assert [e for e in s.done if isinstance(e, Disconnect)]
+    s.do(Connected("syncer"))
+    assert s.sent(m.Hello)[0].versions == (3, 0)
+    s.welcome(send_state=False)
+    s.fragment(1, 4, 8)  # the same version, whole
+    assert [job.version for job in s.finish(following)[:-1]] == [4]

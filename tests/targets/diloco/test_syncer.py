@@ -882,3 +882,86 @@ def test_the_floor_outlives_the_next_life_too() -> None:
     (save,) = [e for e in s.done if isinstance(e, Save)]
     later = Script({**saved(3, 2), save.key: save.value}, 3)
     assert (later.syncer.versions, later.syncer.floor) == ([3, 4], [0, 4])
+
+
+# --- changes instead of fragments ---------------------------------------------------------------
+
+
+def change(s: Script, job: m.Merge) -> None:
+    payload = m.Payload("int4", 6, f"v{job.version}")
+    s.do(WorkDone(job, m.MergeResult(payload, {}, f"v{job.version}", True, "rda")))
+
+
+def merge_change(s: Script, index: int, step: int, **changes: Any) -> None:
+    """The learner reports ``step``; its push is merged, and the merge is sent as a change."""
+    s.report(index, step)
+    pull = s.sent(m.Pull)[f"learner-{index}"]
+    s.push(index, pull, since_step=step - 1, step=step, **changes)
+    (job,) = s.jobs(m.Merge)
+    change(s, job)
+
+
+def int4(**params: Any) -> Script:
+    return Script(fragments=1, sync_every=1, wire_down="int4", wire_up="int4", **params)
+
+
+def test_a_change_goes_to_whoever_holds_the_version_before_and_the_whole_to_the_others() -> None:
+    s = int4()
+    s.hello(0, (0,))
+    s.hello(1, (0,))
+    merge_change(s, 0, 1)
+    assert sorted(s.sent(m.Fragment)) == ["learner-0", "learner-1"]
+    # One comes back with an older version than the one that the next change is a change of.
+    s.do(Disconnected("learner-1", "reset"))
+    s.hello(1, (0,))
+    merge_change(s, 0, 2, base_version=1, base_clock=1)
+    assert list(s.sent(m.Fragment)) == ["learner-0"]
+    (read,) = s.jobs(m.ReadAll)
+    s.do(WorkDone(read, m.AllFragments((m.Payload("f32", 32, "v2"),))))
+    whole = s.sent(m.Fragment)["learner-1"]
+    assert (whole.version, whole.payload.dtype) == (2, "f32")
+    merge_change(s, 0, 3, base_version=2, base_clock=2)
+    assert sorted(s.sent(m.Fragment)) == ["learner-0", "learner-1"]
+
+
+def test_a_merge_is_told_what_every_push_builds_upon() -> None:
+    s = int4()
+    s.hello(0, (0,))
+    merge_change(s, 0, 1)
+    s.report(0, 2)
+    s.push(0, s.sent(m.Pull)["learner-0"], since_step=1, step=2, base_version=1, base_clock=1)
+    (job,) = s.jobs(m.Merge)
+    assert [i.base_version for i in job.inputs] == [1]
+
+
+def test_who_builds_upon_a_version_that_is_kept_no_more_gets_the_whole_fragment() -> None:
+    s = int4(quorum=2)
+    s.hello(0, (0,))
+    s.hello(1, (0,))
+    s.report(0, 1)
+    s.report(1, 1)
+    pulls = s.sent(m.Pull)
+    for index in (0, 1):
+        s.push(index, pulls[f"learner-{index}"])
+    (job,) = s.jobs(m.Merge)
+    why = "stale: the version that this is a change of is not at hand"
+    s.do(WorkDone(job, m.MergeResult(None, {"learner-1": why}, "", True, "rda")))
+    assert [r.why for r in s.noted(ev.UpdateRefused)] == [why]
+    assert [read.peer for read in s.jobs(m.ReadAll)] == ["learner-1"]
+
+
+def test_a_learner_that_took_a_donors_state_is_sent_whole_fragments_first() -> None:
+    s = int4(recovery="peer")
+    s.hello(0, (0,))
+    merge_change(s, 0, 1)
+    s.report(0, 2)
+    s.hello(1, versions=None)
+    (read,) = s.jobs(m.ReadAll)
+    s.do(WorkDone(read, m.AllFragments((m.Payload("f32", 32, "v1"),))))
+    assert s.sent(m.Fragment)["learner-1"].payload.dtype == "f32"
+    # Not training yet: nothing but whole fragments, whatever it was sent before.
+    s.push(0, m.Pull(s.syncer._request, 0, {}), since_step=1, step=2, base_version=1, base_clock=1)
+    (job,) = s.jobs(m.Merge)
+    change(s, job)
+    assert list(s.sent(m.Fragment)) == ["learner-0"]
+    assert [r.peer for r in s.jobs(m.ReadAll)] == ["learner-1"]
