@@ -159,7 +159,7 @@ def json_schema(
     common = FaultPart.model_json_schema()
     ours = ("params", "kind", "mix", "trace")
     shared = {k: v for k, v in common["properties"].items() if k not in ours}
-    defs = {**common.get("$defs", {})}
+    defs = {**head.get("$defs", {}), **common.get("$defs", {})}
     kinds = []
     for kind in FAULTS:
         fault = load_fault(kind)

@@ -114,3 +114,10 @@ def test_the_schema_names_every_fault_and_gate() -> None:
     kinds = {f["title"] for f in schema["properties"]["fault"]["items"]["oneOf"]}
     assert {"kill", "partition", "straggle"} <= kinds
     assert set(schema["properties"]["gate"]["properties"]) == set(GATES)
+
+
+def test_every_reference_of_the_schema_leads_somewhere() -> None:
+    schema = json_schema(GATES, {"diloco": {"type": "object"}})
+    references = re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema))
+    assert "Links" in references
+    assert set(references) <= set(schema["$defs"])
