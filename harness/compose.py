@@ -66,10 +66,10 @@ def check(
         own_seed = seed if target_seed is None else target_seed
         target = _target(draft.target.name, params, own_seed, problems)
     planned: list[Planned] = []
-    if target is not None and draft.head is not None:
-        units = candidates(target)
+    units = _units(draft, target, seed)
+    if units and draft.head is not None:
         sound = [f for f in draft.faults if f is not None]
-        if draft.head.links is not None:
+        if draft.head.links is not None and target is not None:
             problems += _unknown_groups(draft.head.links, target)
         planned, found = make(sound, units, seed, draft.head.duration_s)
         problems += found
@@ -77,6 +77,18 @@ def check(
     if target is None:  # finished() raises before this whenever the target has a problem
         raise SpecError(draft.name, ["target: cannot be created"])
     return Checked(spec, target, tuple(planned), seed)
+
+
+def _units(draft: Draft, target: Target | None, seed: int) -> list[Candidate]:
+    """The units that faults may hit. With mistakes among the target's parameters, those of the
+    target with only its number of learners, so that a wrong ``where`` is named in the same error.
+    """
+    if target is None and draft.target is not None and draft.target.name in targets.TARGETS:
+        count = draft.target.params.get("learners")
+        groups = draft.target.params.get("groups")
+        known = {k: v for k, v in (("learners", count), ("groups", groups)) if v is not None}
+        target = _target(draft.target.name, known, seed, [])
+    return [] if target is None else candidates(target)
 
 
 def candidates(target: Target) -> list[Candidate]:

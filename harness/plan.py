@@ -144,9 +144,9 @@ def make(
     problems: list[str] = []
     for index, part in enumerate(faults):
         arrivals, found = drawn(index, part, units, seed, duration_s)
-        problems += [f"fault[{index}].{p}" for p in found]
+        problems += [f"f{index + 1}.{p}" for p in found]
         if part.at_s is None and any(a.deed.from_start for arr in arrivals for a in arr.acts):
-            problems.append(f"fault[{index}].from_start: only the end can be planned; give at_s")
+            problems.append(f"f{index + 1}.from_start: only the end can be planned; give at_s")
         planned += _labelled(part.name or f"f{index + 1}", part, arrivals)
     return planned, problems
 

@@ -106,7 +106,7 @@ def read_table(
     if not isinstance(given, list) or not all(isinstance(f, dict) for f in given):
         problems.append("fault: write every fault as a [[fault]] table")
         given = []
-    faults = tuple(read_fault(f, f"fault[{i}].", problems, head, base) for i, f in enumerate(given))
+    faults = tuple(read_fault(f, f"f{i + 1}.", problems, head, base) for i, f in enumerate(given))
     problems += _twice(faults)
     gate = _gate(raw.get("gate", {}), gates, problems)
     return Draft(name, text, head, target, faults, gate, tuple(problems))
@@ -130,7 +130,7 @@ def _twice(faults: Sequence[FaultPart | None]) -> list[str]:
             continue
         other = places.setdefault(part.name, index)
         if other != index:
-            found.append(f"fault[{index}].name: {part.name!r} already names fault[{other}]")
+            found.append(f"f{index + 1}.name: {part.name!r} already names f{other + 1}")
     return found
 
 

@@ -157,7 +157,7 @@ def _times(part: FaultPart, head: Head | None) -> list[str]:
     given = [n for n in ("at_s", "at_step", "on", "schedule") if getattr(part, n) is not None]
     if len(given) != 1:
         what = "none of them" if not given else " and ".join(given)
-        found.append(f"when: give exactly one of at_s, at_step, on, schedule; got {what}")
+        found.append(f"start: give exactly one of at_s, at_step, on, schedule; got {what}")
     if part.for_s is not None and part.repair is not None:
         found.append("repair: for_s and repair both say how long it lasts; give one")
     if part.schedule is not None:

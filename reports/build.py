@@ -98,6 +98,7 @@ def _run(history: History) -> schema.Run:
     return schema.Run(
         id=run.run,
         experiment=run.experiment,
+        title=str(run.spec.get("title", "")),
         seed=run.seed,
         runtime=run.runtime,
         target=run.target,

@@ -33,6 +33,8 @@ class Run(Part, frozen=True, kw_only=True):
 
     id: str
     experiment: str
+    title: str
+    """The spec's title."""
     seed: int
     runtime: str
     target: str

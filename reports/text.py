@@ -85,6 +85,7 @@ def terminal(report: Report, page: str = "") -> str:
     run, good = report.run, report.goodput
     lines = [
         f"{run.experiment}: {title(report)}",
+        *([f"  {run.title}"] if run.title else []),
         *(f"  {reason}" for reason in report.verdict.reasons),
         *(f"  note: {caution}" for caution in report.verdict.cautions),
         "",

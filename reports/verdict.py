@@ -140,6 +140,10 @@ def _cautions(history: History, ledger: Ledger, answers: Sequence[Answer]) -> li
     if ledger.allocated_ns and other > OTHER_MAX * ledger.allocated_ns:
         share = other / ledger.allocated_ns
         said.append(f"{share:.1%} of the learners' time has no explanation (2 % is expected)")
+    skipped = [w for w in history.faults if w.skipped]
+    said += [f"{w.fault} {w.kind} on {w.unit} was skipped: {w.skipped}" for w in skipped[:5]]
+    if len(skipped) > 5:
+        said.append(f"{len(skipped) - 5} more faults were skipped")
     said += [_says(a) for a in answers if a.crashed]
     if history.ended is not None and history.residue is None:
         said.append("nobody looked for residue")

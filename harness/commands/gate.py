@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from harness.commands import together
+from harness.commands.together import known_run
 from reports.build import build
 from reports.schema import to_json
 from reports.text import terminal
@@ -20,6 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Exit status of the run's verdict, computed from the journal; writes nothing."""
+    known_run(options.dir)
     suite = together.kept(options.dir)
     if suite is not None:
         found = together.judge(suite, options.dir)

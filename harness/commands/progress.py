@@ -126,7 +126,7 @@ class Progress:
             return f"{event.unit} exited ({how})"
         if isinstance(event, UnitStarted):
             again = event.incarnation > 1
-            return f"{event.unit} is back, life {event.incarnation}" if again else ""
+            return f"{event.unit} runs again (life {event.incarnation})" if again else ""
         phases: dict[type, tuple[str, str]] = {
             SteadyState: ("faults", "steady state reached"),
             BaselineUnmet: ("ending", "steady state was not reached"),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from harness.commands import together
+from harness.commands.together import known_run
 from reports.schema import to_json
 from reports.text import terminal
 from reports.write import write_reports
@@ -20,6 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Write the reports. Exits 0 whatever they say; ``gate`` judges."""
+    known_run(options.dir)
     suite = together.kept(options.dir)
     if suite is not None:
         for folder in suite.folders():

@@ -32,6 +32,12 @@ class Outcome:
     status: int
 
 
+def known_run(directory: Path) -> None:
+    """Raise :class:`SpecError` when the command line names no directory of a run or suite."""
+    if not (directory / "journal.jsonl").exists() and not list(directory.glob(f"*{suites.KEPT}")):
+        raise SpecError(str(directory), ["there is no run here: no journal.jsonl"])
+
+
 def kept(directory: Path) -> Suite | None:
     """The suite whose directory this is; None when it is a run's or nobody's."""
     for path in sorted(directory.glob(f"*{suites.KEPT}")):

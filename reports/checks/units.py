@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.events import Step, UnitExited
 from reports.checks.base import (
@@ -260,6 +260,25 @@ def donors_copied(e: Evidence) -> Finding:
     return verdict_of(found, holds(f"{len(lines)} recoveries, every digest equal", *lines))
 
 
+def _hollow(wanted: Sequence[FaultFact]) -> Violations:
+    """Faults of the spec of which nothing at all took effect, with what the run says of it.
+
+    Of a repeated fault (f1.1, f1.2, ...) or one with several victims, some may well find their
+    victim gone; when none took effect, the run does not show what it was made to show.
+    """
+    by_name: dict[str, list[FaultFact]] = {}
+    for fact in wanted:
+        by_name.setdefault(fact.window.fault.split(".")[0], []).append(fact)
+    found: Violations = []
+    for name, facts in by_name.items():
+        if all(fact.effect is None for fact in facts):
+            first = facts[0]
+            why = first.window.skipped or first.why_not
+            text = f"{name} ({first.window.kind} on {first.window.unit}) never took effect: {why}"
+            found.append((text, tuple(first.window.lines)))
+    return found
+
+
 def faults_real(e: Evidence) -> Finding:
     """Check 9: every fault asked for was executed and effective, or the run says why not."""
     wanted = [f for f in e.facts if not f.control]
@@ -292,4 +311,5 @@ def faults_real(e: Evidence) -> Finding:
         return unknown(f"the run was stopped early: {found[0][0]}", *found[0][1])
     if not found and not real and wanted:
         return broken(f"no fault had any effect: {says}", *wanted[0].window.lines)
+    found += _hollow(wanted)
     return verdict_of(found, holds(says, *(f.window.lines[-1] for f in wanted)))

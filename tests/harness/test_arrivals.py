@@ -188,7 +188,7 @@ def test_a_group_falls_together() -> None:
 def test_without_groups_there_is_no_group_to_hit() -> None:
     lone = [Candidate("learner-0", "learner")]
     _, problems = make(parts({"kind": "kill", "where": "group", "at_s": 1}), lone, 1, 60)
-    assert problems == ["fault[0].where: 'group' matches no unit (units: learner-0; groups: none)"]
+    assert problems == ["f1.where: 'group' matches no unit (units: learner-0; groups: none)"]
 
 
 def test_repeat_offenders_take_over() -> None:
@@ -292,7 +292,7 @@ def test_a_bad_trace_is_refused_with_every_line(tmp_path: Path) -> None:
     found = mistakes(replay(tmp_path, text, schedule={"length_s": 5000}), base=tmp_path)
     assert len(found) == 4
     for part in ("line 9", "line 10", "line 11", "rows span"):
-        assert sum(part in f and f.startswith("fault[0].schedule.file t.csv: ") for f in found) == 1
+        assert sum(part in f and f.startswith("f1.schedule.file t.csv: ") for f in found) == 1
 
 
 def test_many_mistakes_are_counted(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_each_mistake_is_named(fault: dict[str, Any], said: str) -> None:
 
 def test_two_faults_cannot_share_a_name() -> None:
     one = {"kind": "kill", "at_s": 1, "name": "storm"}
-    assert mistakes(one, one) == ["fault[1].name: 'storm' already names fault[0]"]
+    assert mistakes(one, one) == ["f2.name: 'storm' already names f1"]
     assert mistakes({**one, "name": "f2"}, {"kind": "kill", "at_s": 2}) == [
-        "fault[0].name: 'f2' already names fault[1]"
+        "f1.name: 'f2' already names f2"
     ]

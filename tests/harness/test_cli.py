@@ -87,7 +87,7 @@ def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["run", "kill-one", "--set", "learners=0"], "learners"),
         (["run", "kill-one", "--set", "quorum=9"], "quorum is 9"),
         (["run", "kill-one", "--set", 'data="/no/such/corpus"'], "/no/such/corpus"),
-        (["report", "/no/such/run"], "cannot read journal"),
+        (["report", "/no/such/run"], "there is no run here"),
         (["bandwidth", "--datacenters", "1"], "datacenters must be at least 2"),
         (["simulate", "--chips", "10"], "need at least"),
         (["simulate", "--mtbi-chip-s", "0"], "mtbi_chip_s must be positive"),

@@ -12,7 +12,7 @@ from reports.build import analyse
 from reports.checks import CHECKS, run_checks
 from reports.checks.base import Check, Evidence
 from reports.history import fold
-from reports.schema import Invariant
+from reports.schema import Invariant, Report
 from tests.reports.builder import (
     MS,
     SECOND,
@@ -315,7 +315,7 @@ BROKEN: list[Broken] = [
     ("versions", "fell after restart", fell_back_after_restart, "at learner-0 fell from version"),
     ("versions", "from nowhere", from_nowhere, "which no syncer committed"),
     ("finite", "infinite", infinite, "holds a number that is not finite"),
-    ("finite", "poison merged", poison_merged, "refused as non-finite and merged all the same"),
+    ("finite", "poison merged", poison_merged, "refused as poisoned and merged all the same"),
     ("blast-radius", "slow", bystander_slow, "learner-3 was not hit and fell from 10.00 to"),
     (
         "blast-radius",
@@ -437,18 +437,35 @@ def test_the_run_ended_before_a_learner_could_be_heard() -> None:
     assert report.verdict.exit_status == 3
 
 
-def test_skipped_with_a_reason_is_no_violation() -> None:
-    skip: dict[str, Any] = {"fault": "f9", "kind": "kill", "unit": "learner-3"}
+def with_a_skip(fault: str) -> Report:
+    skip: dict[str, Any] = {"fault": fault, "kind": "kill", "unit": "learner-3"}
     events = [
         *good()[:-1],
         ev.FaultPlanned(t_ns=0, planned_at_ns=SECOND, **skip),
         ev.FaultSkipped(t_ns=SECOND, why="no process to kill", **skip),
         good()[-1],
     ]
-    report = analyse(fold(journal(events))).report
+    return analyse(fold(journal(events))).report
+
+
+def test_one_arrival_skipped_with_a_reason_is_no_violation_and_is_said() -> None:
+    first = next(e for e in good() if isinstance(e, ev.FaultExecuted)).fault
+    report = with_a_skip(f"{first}.9")
     assert report.verdict.outcome == "passed"
-    assert [(s.fault, s.why) for s in report.faults.skipped] == [("f9", "no process to kill")]
+    assert [(s.fault, s.why) for s in report.faults.skipped] == [
+        (f"{first}.9", "no process to kill")
+    ]
+    assert any("was skipped: no process to kill" in c for c in report.verdict.cautions)
     assert (report.faults.planned, report.faults.executed, report.faults.effective) == (4, 3, 3)
+
+
+def test_a_fault_of_which_nothing_took_effect_is_never_green() -> None:
+    report = with_a_skip("f9")
+    assert (report.verdict.outcome, report.verdict.exit_status) == ("no-effect", 3)
+    assert (
+        "f9 (kill on learner-3) never took effect: no process to kill"
+        in (report.verdict.reasons[0])
+    )
 
 
 def test_a_schedule_that_hits_nothing_is_inconclusive() -> None:

@@ -164,7 +164,8 @@ def test_a_fault_on_a_dead_unit_is_explained() -> None:
     assert not row.effective
     assert row.evidence == "the unit was down for as long as the fault lasted"
     checks = {i.name: i for i in report.invariants}
-    assert checks["faults-real"].valid is True
+    assert checks["faults-real"].valid is False
+    assert "f2 (partition on learner-1) never took effect" in checks["faults-real"].why
 
 
 def test_the_do_nothing_fault_is_a_control() -> None:
