@@ -17,7 +17,7 @@ test before its body. Numbers go out by ``record_property`` as ``chaos.*``.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ OPTIONS: dict[str, str] = {
 }
 """Option to its help; each is a command-line option and an ini key."""
 
+BODY_FAILED: pytest.StashKey[bool] = pytest.StashKey()
 REPORTS: pytest.StashKey[list[tuple[str, str, str]]] = pytest.StashKey()
 
 
@@ -94,22 +95,29 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked docker, toxiproxy or browser skip loudly, or fail, when that is missing."""
+    """Tests marked docker, toxiproxy or browser skip loudly, or fail, when that is missing.
+
+    A chaos marker that names no sound experiment is an error of that test, and of no other.
+    """
+    marker = item.get_closest_marker("chaos")
+    if marker is not None:
+        from harness.testing import validate_marker
+
+        validate_marker(marker, Path(item.path).parent)
     for name in ("docker", "toxiproxy", "browser"):
         if item.get_closest_marker(name):
             need(item, name)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A marker that names no sound experiment is an error of the suite, seen at collection."""
-    for item in items:
-        marker = item.get_closest_marker("chaos")
-        if marker is not None:
-            from harness.testing import validate_marker
-
-            problem = validate_marker(marker, Path(item.path).parent)
-            if problem:
-                raise pytest.UsageError(f"{item.nodeid}: {problem}")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember whether the test's own body failed: a fixture cannot see that by itself."""
+    report = yield
+    if report.when == "call" and report.failed:
+        item.stash[BODY_FAILED] = True
+    return report
 
 
 @pytest.fixture
@@ -134,7 +142,9 @@ def chaos_cluster(
         yield cluster
     run = cluster.finished()
     _record(request, record_property, run)
-    run.demand_pass()
+    # A body that failed half way says more than the verdict on what it left undone.
+    if not request.node.stash.get(BODY_FAILED, False):
+        run.demand_pass()
 
 
 def _record(request: pytest.FixtureRequest, record_property: Any, run: ChaosRun) -> None:

@@ -7,6 +7,7 @@ runtime to judge (unit names, capabilities) is added by :mod:`harness.compose`.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -144,6 +145,8 @@ def _gate(raw: Any, gates: Mapping[str, Any], problems: list[str]) -> dict[str, 
             problems.append(f"gate.{name}: unknown gate (known: {', '.join(gates)})")
         elif isinstance(bound, bool) or not isinstance(bound, int | float):
             problems.append(f"gate.{name}: a gate needs a number, got {bound!r}")
+        elif not math.isfinite(bound) or bound < 0:
+            problems.append(f"gate.{name}: a gate needs a finite number from 0 on, got {bound!r}")
         elif name.endswith(("ratio_min", "goodput_min", "uptime_min")) and not 0 <= bound <= 1:
             problems.append(f"gate.{name}: a ratio lies between 0 and 1, got {bound!r}")
         else:

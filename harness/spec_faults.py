@@ -46,6 +46,8 @@ def describe(error: ValidationError) -> list[str]:
             lines.append(f"{where}: unknown key")
         elif kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
             lines.append(f"{where}: missing")
+        elif kind in ("model_type", "dict_type", "dataclass_type"):
+            lines.append(f"{where}: write it as a table, got {item['input']!r}")
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = "" if "got " in message else f", got {item['input']!r}"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from harness.events import KINDS
 from harness.tracefile import Trace
 
 
@@ -25,7 +26,23 @@ Seconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e7)]
 Duration = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e7)]
 Whole = Annotated[int, BeforeValidator(_number), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
-Where = str | list[str] | dict[str, Any]
+
+
+def _where(value: Any) -> Any:
+    # One sentence instead of one for each kind of value that it is not.
+    names = isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if not (names or isinstance(value, str | dict)):
+        raise ValueError(f"expected a name, a list of names or a table, got {value!r}")
+    return value
+
+
+Where = Annotated[str | list[str] | dict[str, Any], BeforeValidator(_where)]
+
+
+def _event(value: Any) -> Any:
+    if value not in KINDS:
+        raise ValueError(f"got {value!r}, which is no journal event (they are: {', '.join(KINDS)})")
+    return value
 
 
 class Part(BaseModel):
@@ -118,7 +135,7 @@ class Repair(Part):
 class OnEvent(Part):
     """Start when a journal event of this kind is seen after steady state."""
 
-    event: str
+    event: Annotated[str, BeforeValidator(_event)]
     unit: str | None = None
     fault: str | None = None
     after_s: Seconds = 0.0

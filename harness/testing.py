@@ -90,16 +90,12 @@ class InconclusiveError(Exception):
     """The experiment proved nothing, so the test that needs it can neither pass nor fail."""
 
 
-def validate_marker(marker: pytest.Mark, base: Path) -> str:
-    """What is wrong with a ``chaos`` marker; empty when nothing is."""
+def validate_marker(marker: pytest.Mark, base: Path) -> None:
+    """Raise :class:`SpecError` with all that is wrong with a ``chaos`` marker."""
     unknown = set(marker.kwargs) - {"spec", "runtime", "seed", "params"}
     if unknown:
-        return f"chaos marker: unknown argument {', '.join(sorted(unknown))}"
-    try:
-        _checked(marker, base, seed=0)
-    except SpecError as error:
-        return str(error)
-    return ""
+        raise SpecError("chaos marker", [f"unknown argument {', '.join(sorted(unknown))}"])
+    _checked(marker, base, seed=0)
 
 
 def _checked(marker: pytest.Mark | None, base: Path, seed: int) -> Checked:

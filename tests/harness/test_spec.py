@@ -84,6 +84,12 @@ def test_five_mistakes_are_five_lines() -> None:
         ("goodput_min = 0.5", "goodput_min = 80", "between 0 and 1"),
         ("goodput_min = 0.5", 'goodput_min = "high"', "a gate needs a number"),
         ("goodput_min = 0.5", "speed_min = 0.5", "unknown gate"),
+        ("goodput_min = 0.5", "healing_max_s = nan", "a finite number from 0 on"),
+        ("goodput_min = 0.5", "overrun_max = inf", "a finite number from 0 on"),
+        ("goodput_min = 0.5", "healing_max_s = -5", "a finite number from 0 on"),
+        ('where = "learner-1"', "where = 7", "expected a name, a list of names or a table"),
+        ('where = "learner-1"', "where = [1, 2]", "expected a name, a list of names or a table"),
+        ("at_s = 2", 'on = { event = "unit_exploded" }', "which is no journal event"),
         ("goodput_min = 0.5", "goodput_min =", "not valid TOML"),
     ],
 )
