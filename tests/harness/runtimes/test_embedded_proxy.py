@@ -141,7 +141,7 @@ def test_garbage_on_the_control_port_harms_nobody(link: Bench, text: bytes) -> N
     host, _, port = link.links.address.rpartition(":")
     with (
         socket.create_connection((host, int(port)), timeout=10) as client,
-        contextlib.suppress(ConnectionError),  # it need not read all of it
+        contextlib.suppress(OSError),  # it need not read all of it, nor wait for our goodbye
     ):
         client.sendall(text)
         client.shutdown(socket.SHUT_WR)
