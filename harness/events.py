@@ -19,6 +19,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+SCHEMA = 1
+"""Number of the journal's schema, as its first line says it."""
+
 
 def _tag(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
@@ -465,13 +468,22 @@ def decode(line: bytes | str) -> AnyEvent:
     known kind has wrong fields. An unknown kind comes back as :class:`Unknown`.
     """
     try:
+        return _decoded(line)
+    except RecursionError as error:
+        # Nobody writes such a line by accident; whoever reads a journal must survive it all the
+        # same.
+        raise ValueError("not an event line: nested too deeply") from error
+
+
+def _decoded(line: bytes | str) -> AnyEvent:
+    try:
         event: Event = _decoder.decode(line)
     except msgspec.ValidationError as error:
         raw = msgspec.json.decode(line)
         if isinstance(raw, dict) and isinstance(raw.get("event"), str):
             kind = raw.pop("event")
             t_ns = raw.pop("t_ns", None)
-            if kind not in KINDS and isinstance(t_ns, int):
+            if kind not in KINDS and type(t_ns) is int:
                 return Unknown(t_ns=t_ns, kind=kind, fields=raw)
         raise ValueError(f"not an event line: {error}") from error
     except msgspec.DecodeError as error:

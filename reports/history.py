@@ -15,6 +15,7 @@ from typing import Any
 
 from harness import events as ev
 from harness.journal import JournalText, read_journal
+from reports.integrity import damage
 from reports.lives import FaultWindow, Life, Seen
 
 JOURNAL = "journal.jsonl"
@@ -54,6 +55,9 @@ class History:
     last_ns: int = 0
     """The latest instant outside teardown."""
     problems: tuple[str, ...] = ()
+    """All that is wrong with the journal: what is damaged, and whether it ends early."""
+    damage: tuple[str, ...] = ()
+    """Why the journal cannot be believed; a journal that merely ends early is not damaged."""
     events: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
     """Kinds that this version does not know, with how many lines there were of each."""
@@ -163,9 +167,8 @@ def fold(journal: JournalText) -> History:
             known.append(Seen(line, event))
     known.sort(key=lambda s: (s.event.t_ns, s.line))
     run = next((s.event for s in known if isinstance(s.event, ev.RunStarted)), None)
-    problems = list(journal.problems)
+    found = damage(journal)
     if run is None:
-        problems.insert(0, "the journal lacks its first line: the request is not known")
         run = _assumed(known)
     history = History(
         run=run,
@@ -174,16 +177,18 @@ def fold(journal: JournalText) -> History:
         faults=[],
         events=len(journal.events),
         unknown=unknown,
+        damage=tuple(found),
     )
     folding = _Fold(history)
     for item in known:
         folding.take(item)
     folding.finish()
     if history.cut:
-        problems.append(
-            f"the journal ends after line {lines[-1]} without its last line: the run was cut short"
+        found.insert(
+            0,
+            f"the journal ends after line {lines[-1]} without its last line: the run was cut short",
         )
-    history.problems = tuple(problems)
+    history.problems = tuple(found)
     return history
 
 

@@ -2,7 +2,8 @@
 
 The rules, the first that applies decides the outcome:
 
-1. Our machinery failed, residue was left, or the ledger does not add up: ``harness-error`` (4).
+1. Our machinery failed, residue was left, the ledger does not add up, or the journal is damaged
+   (``reports.integrity``): ``harness-error`` (4).
 2. Somebody stopped the run: ``interrupted`` (130, 143 for SIGTERM).
 3. The journal is cut: ``harness-error`` (4).
 4. Steady state was never reached: ``baseline-not-met`` (3); no fault was executed.
@@ -82,7 +83,7 @@ def _outcome(
         why = history.ended.event.why if history.ended else ""
         return "interrupted", False, [f"the run was interrupted{': ' + why if why else ''}"]
     if history.cut:
-        return "harness-error", False, [p for p in history.problems if p]
+        return "harness-error", False, list(history.problems)
     if history.baseline_unmet is not None:
         return "baseline-not-met", False, [history.baseline_unmet.event.why]
     if history.steady is None:
@@ -114,7 +115,10 @@ def _outcome(
 def _harness_problems(history: History, ledger: Ledger, residue: Residue) -> list[str]:
     found = [f"{f.event.where}: {f.event.why}" for f in history.failed]
     if history.ended is not None and history.ended.event.status == "error":
-        found.append(history.ended.event.why or "the run ended with an error")
+        why = history.ended.event.why or "the run ended with an error"
+        # Whoever ends a run because of a failure repeats it there in the same or more words.
+        if not any(f.event.why and f.event.why in why for f in history.failed):
+            found.append(why)
     left = [
         f"{len(names)} {kind} left behind: {', '.join(names[:5])}"
         for kind, names in (
@@ -129,11 +133,13 @@ def _harness_problems(history: History, ledger: Ledger, residue: Residue) -> lis
     total, allocated = sum(ledger.totals().values()), ledger.allocated_ns
     if abs(total - allocated) > LEDGER_SLACK * allocated:
         left.append(f"the ledger sums to {total} ns of {allocated} ns allocated")
+    if not history.cut:
+        left += history.damage
     return [*dict.fromkeys(found), *left]
 
 
 def _cautions(history: History, ledger: Ledger, answers: Sequence[Answer]) -> list[str]:
-    said = [*history.problems, *history.run.notes]
+    said = list(history.run.notes)
     for kind, count in sorted(history.unknown.items()):
         said.append(f"{count} lines of the unknown kind {kind!r} were left out")
     other = ledger.totals()["other"]
@@ -145,7 +151,8 @@ def _cautions(history: History, ledger: Ledger, answers: Sequence[Answer]) -> li
     if len(skipped) > 5:
         said.append(f"{len(skipped) - 5} more faults were skipped")
     said += [_says(a) for a in answers if a.crashed]
-    if history.ended is not None and history.residue is None:
+    status = history.ended.event.status if history.ended else ""
+    if status not in ("", "completed") and history.residue is None:
         said.append("nobody looked for residue")
     return said
 

@@ -53,7 +53,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "finite",
-        "Merged parameters are finite; a poisoned update is refused and named.",
+        "Merged parameters are finite; a damaged update is refused and its sender named.",
         finite,
     ),
     Check(

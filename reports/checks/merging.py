@@ -20,6 +20,9 @@ from reports.lives import Life, Seen
 
 Violations = list[tuple[str, tuple[int, ...]]]
 
+DAMAGED = ("checksum", "truncated", "non-finite", "outlier")
+"""First words of refusals of updates whose content is wrong (harness.events.UpdateRefused)."""
+
 
 def tokens_once(e: Evidence) -> Finding:
     """Check 1: a step's tokens enter a fragment at most once, and all are accounted for."""
@@ -161,7 +164,7 @@ def _dead_before(history: History, event: Merged, part: Contribution) -> str:
 
 
 def finite(e: Evidence) -> Finding:
-    """Check 5: merged parameters are finite; a poisoned update is refused and named."""
+    """Check 5: merged parameters are finite; a damaged update is refused and its sender named."""
     history = e.history
     if not history.merges:
         return _no_merges(history)
@@ -170,22 +173,22 @@ def finite(e: Evidence) -> Finding:
         for m in history.merges
         if not m.event.finite
     ]
-    poisoned = [r for r in history.refused if r.event.why.startswith(("non-finite", "outlier"))]
+    damaged = [r for r in history.refused if r.event.why.startswith(DAMAGED)]
     names = {
         (r.event.sender, r.event.sender_incarnation, r.event.fragment, r.event.step): r.line
-        for r in poisoned
+        for r in damaged
     }
     for merge in history.merges:
         for part in merge.event.contributions:
             line = names.get((part.unit, part.incarnation, merge.event.fragment, part.step))
             if line is not None:
-                text = "was refused as poisoned and merged all the same"
+                text = "was refused as damaged and merged all the same"
                 found.append((f"{_named(merge, part)}: {text}", (line, merge.line)))
-    senders = ", ".join(sorted({r.event.sender for r in poisoned}))
-    refused = f"; {len(poisoned)} poisoned updates refused, from {senders}" if poisoned else ""
+    senders = ", ".join(sorted({r.event.sender for r in damaged}))
+    refused = f"; {len(damaged)} damaged updates refused, from {senders}" if damaged else ""
     good = holds(
         f"{len(history.merges)} merges, all finite{refused}",
-        *([r.line for r in poisoned] or [history.merges[-1].line]),
+        *([r.line for r in damaged] or [history.merges[-1].line]),
     )
     return verdict_of(found, good)
 
