@@ -10,17 +10,21 @@ The rules, the first that applies decides the outcome:
 5. A safety claim is broken: ``deviated`` (1). It is broken on a slow host, too.
 6. More than 5 % overruns: ``host-too-slow`` (3).
 7. A fault asked for did not show, and nothing says why: ``no-effect`` (3).
-8. Another claim is broken or a gate is missed: ``deviated`` (1).
-9. A claim or gate cannot be judged: ``deviated``, not conclusive (3): what was asked for was not
+8. No learner stepped at the end of the window: ``deviated``, conclusive (1) once that lasted longer
+   than a learner may take to be heard again, else not (3).
+9. Another claim is broken or a gate is missed: ``deviated`` (1).
+10. A claim or gate cannot be judged: ``deviated``, not conclusive (3): what was asked for was not
    shown to hold, so it is not called passed.
-10. Else ``passed`` (0).
+11. Else ``passed`` (0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 
 from reports.checks import Answer
+from reports.checks.units import contribute_bound_ns
 from reports.history import History
 from reports.ledger import OTHER_MAX, Ledger
 from reports.schema import GateRow, Outcome, Residue, Verdict
@@ -31,6 +35,9 @@ OVERRUNS_MAX = 0.05
 
 LEDGER_SLACK = 0.001
 """The ledger must sum to the allocated time within this share."""
+
+SILENT_NS = 2_000_000_000
+"""A cluster in which no learner steps for this long, or three of its steps, is dead."""
 
 _STATUS: dict[Outcome, int] = {
     "passed": 0,
@@ -52,8 +59,8 @@ def judge(
     overrun_ratio: float | None,
 ) -> Verdict:
     """The verdict on a run."""
-    cautions = _cautions(history, ledger, answers)
     outcome, conclusive, reasons = _outcome(history, ledger, answers, gates, residue, overrun_ratio)
+    cautions = [c for c in _cautions(history, ledger, answers) if c not in reasons]
     status = 3 if outcome == "deviated" and not conclusive else _STATUS[outcome]
     if outcome == "interrupted":
         why = history.ended.event.why if history.ended else ""
@@ -99,6 +106,11 @@ def _outcome(
     ghosts = [a for a in slips if a.check.name == "faults-real"]
     if ghosts:
         return "no-effect", False, [*map(_says, ghosts), *map(_gate, missed)]
+    silent_ns = _silent_ns(history)
+    if silent_ns:
+        certain = bool(slips or missed) or silent_ns > contribute_bound_ns(history)
+        text = f"no learner stepped in the last {silent_ns / 1e9:.1f} s of the window"
+        return "deviated", certain, [text, *map(_says, slips), *map(_gate, missed)]
     if slips or missed:
         return "deviated", True, [*map(_says, slips), *map(_gate, missed)]
     unknown = [a for a in answers if a.finding.valid == "unknown" and a.finding.asked]
@@ -110,6 +122,25 @@ def _outcome(
     met = f"{len(gates)} of {len(gates)} gates met" if gates else "no gate was asked for"
     reasons = [f"{held} checks hold ({idle} had nothing to judge), {met}"]
     return "passed", True, reasons
+
+
+def _silent_ns(history: History) -> int:
+    """How long before the window's end the last learner's last step ended, where that is too long
+    for one that still lives; else 0."""
+    if not history.learners:
+        return 0
+    start = history.start_ns or 0
+    inside = [
+        s.event
+        for unit in history.learners
+        for s in history.steps(unit)
+        if start < s.event.t_ns and s.event.began_at_ns < history.end_ns
+    ]
+    silent = history.end_ns - max((s.t_ns for s in inside), default=start)
+    lengths = [s.t_ns - s.began_at_ns for s in inside]
+    nominal = max((u.step_time_ns for u in history.units.values()), default=0)
+    usual = max(nominal, median_low(lengths) if lengths else 0)
+    return silent if silent > max(SILENT_NS, 3 * usual) else 0
 
 
 def _harness_problems(history: History, ledger: Ledger, residue: Residue) -> list[str]:
@@ -139,7 +170,7 @@ def _harness_problems(history: History, ledger: Ledger, residue: Residue) -> lis
 
 
 def _cautions(history: History, ledger: Ledger, answers: Sequence[Answer]) -> list[str]:
-    said = list(history.run.notes)
+    said = [*history.problems, *history.run.notes]
     for kind, count in sorted(history.unknown.items()):
         said.append(f"{count} lines of the unknown kind {kind!r} were left out")
     other = ledger.totals()["other"]

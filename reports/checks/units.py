@@ -181,7 +181,12 @@ def back_in_time(e: Evidence) -> Finding:
         back = _came_back_ns(row)
         lines += window.lines[-1:]
         if back is None or row.origin_ns is None:
-            asides.append(f"{name} never came back")
+            if window.absence:
+                asides.append(f"{name} was still away, as planned")
+            elif _died_again(history, row):
+                asides.append(f"{name} died again before it was back")
+            else:
+                pending.append(f"{name} never came back before the run ended")
             continue
         heard = None if row.reintegrate_ns is None else row.origin_ns + row.reintegrate_ns
         silent_ns = (history.end_ns if heard is None else heard) - back
@@ -200,6 +205,16 @@ def back_in_time(e: Evidence) -> Finding:
     heard_again = len(rows) - len(asides)
     says = f"{heard_again} times out and back, each heard within {bound / 1e9:.1f} s of being back"
     return verdict_of(found, holds("; ".join([says, *asides]), *lines))
+
+
+def _died_again(history: History, row: Healing) -> bool:
+    """Whether a later life of the unit ended before it took a step: what became of the unit is
+    then told by the fault that ended that one."""
+    since = row.origin_ns or 0
+    return any(
+        lf.begin_ns > since and not lf.steps and lf.ended_by(history.end_ns)
+        for lf in history.lives.get(row.fact.window.unit, ())
+    ) and any(s.event.unit == row.fact.window.unit and s.event.t_ns > since for s in history.exits)
 
 
 def _hit_again(e: Evidence, row: Healing, start_ns: int, end_ns: int) -> bool:

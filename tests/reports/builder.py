@@ -425,6 +425,11 @@ def _when(event: ev.AnyEvent) -> int:
     return event.t_ns
 
 
+def among(events: Sequence[ev.AnyEvent], *more: ev.AnyEvent) -> list[ev.AnyEvent]:
+    """The events with ``more`` put where their instants belong; of equal ones the new come last."""
+    return sorted([*events, *more], key=_when)
+
+
 def journal(events: Iterable[ev.AnyEvent]) -> JournalText:
     """The events as a journal that was read back whole."""
     found = tuple(events)

@@ -22,6 +22,7 @@ from tests.reports.builder import (
     Kill,
     Pause,
     Straggle,
+    among,
     change,
     journal,
     replace,
@@ -221,7 +222,7 @@ def poison_merged(events: Events) -> Events:
         step=part.step,
         why="non-finite: 3 of 100 elements",
     )
-    return [*events[:-1], refused, events[-1]]
+    return among(events, refused)
 
 
 def bystander_slow(events: Events) -> Events:
@@ -251,7 +252,7 @@ def second_author(events: Events) -> Events:
     """A second syncer commits the version that the first one just did."""
     merge = merge_number(events, 50)
     other = replace(merge, t_ns=merge.t_ns + MS, incarnation=2)
-    return [*events[:-1], other, events[-1]]
+    return among(events, other)
 
 
 def zombie_author(events: Events) -> Events:
@@ -266,12 +267,12 @@ def no_effect(events: Events) -> Events:
 def forgotten(events: Events) -> Events:
     """Planned, never executed, never skipped."""
     plan = ev.FaultPlanned(t_ns=0, fault="f9", kind="kill", unit="learner-3", planned_at_ns=SECOND)
-    return [*events[:-1], plan, events[-1]]
+    return among(events, plan)
 
 
 def segfault(events: Events) -> Events:
     crash = ev.UnitExited(t_ns=7 * SECOND, unit="learner-3", signal=11)
-    return [*events[:-1], crash, events[-1]]
+    return among(events, crash)
 
 
 def killed_by_nobody(events: Events) -> Events:
@@ -315,7 +316,7 @@ BROKEN: list[Broken] = [
     ("versions", "fell after restart", fell_back_after_restart, "at learner-0 fell from version"),
     ("versions", "from nowhere", from_nowhere, "which no syncer committed"),
     ("finite", "infinite", infinite, "holds a number that is not finite"),
-    ("finite", "poison merged", poison_merged, "refused as poisoned and merged all the same"),
+    ("finite", "poison merged", poison_merged, "refused as damaged and merged all the same"),
     ("blast-radius", "slow", bystander_slow, "learner-3 was not hit and fell from 10.00 to"),
     (
         "blast-radius",
@@ -382,7 +383,7 @@ def syncer_restarts(events: Events, version_shift: int) -> Events:
         elif isinstance(event, ev.Adopted) and event.t_ns > 5 * SECOND:
             event = replace(event, version=event.version + version_shift)
         out.append(event)
-    return [*out[:-1], *extra, out[-1]]
+    return among(out, *extra)
 
 
 def test_the_syncers_own_death() -> None:
@@ -439,12 +440,11 @@ def test_the_run_ended_before_a_learner_could_be_heard() -> None:
 
 def with_a_skip(fault: str) -> Report:
     skip: dict[str, Any] = {"fault": fault, "kind": "kill", "unit": "learner-3"}
-    events = [
-        *good()[:-1],
+    events = among(
+        good(),
         ev.FaultPlanned(t_ns=0, planned_at_ns=SECOND, **skip),
         ev.FaultSkipped(t_ns=SECOND, why="no process to kill", **skip),
-        good()[-1],
-    ]
+    )
     return analyse(fold(journal(events))).report
 
 
@@ -471,12 +471,11 @@ def test_a_fault_of_which_nothing_took_effect_is_never_green() -> None:
 def test_a_schedule_that_hits_nothing_is_inconclusive() -> None:
     skip: dict[str, Any] = {"fault": "f1", "kind": "kill", "unit": "learner-3"}
     calm = Cluster().events()
-    events = [
-        *calm[:-1],
+    events = among(
+        calm,
         ev.FaultPlanned(t_ns=0, planned_at_ns=SECOND, **skip),
         ev.FaultSkipped(t_ns=SECOND, why="the unit is gone", **skip),
-        calm[-1],
-    ]
+    )
     report = analyse(fold(journal(events))).report
     assert (report.verdict.outcome, report.verdict.exit_status) == ("no-effect", 3)
     ghost = analyse(fold(journal(no_effect([])))).report
@@ -509,19 +508,84 @@ def test_pauses_and_two_kills_of_one_unit_are_all_explained() -> None:
     # Two kills at once explain one death each and no more.
     once = Cluster(learners=4, faults=faults[:1]).events()
     third = ev.UnitExited(t_ns=round(3.5 * SECOND), unit="learner-0", signal=9)
-    assert checks_of([*once[:-1], third, once[-1]])["exits-explained"].valid is False
+    assert checks_of(among(once, third))["exits-explained"].valid is False
 
 
 def test_one_death_does_not_make_two_kills_effective() -> None:
     events = Cluster(learners=4, faults=[Kill("learner-0", 3.03, 0.4)]).events()
     twin: dict[str, Any] = {"fault": "f2", "kind": "kill", "unit": "learner-0"}
     at = round(3.02 * SECOND)
-    events[-1:] = [
+    events = among(
+        events,
         ev.FaultPlanned(t_ns=0, planned_at_ns=at, **twin),
         ev.FaultAsked(t_ns=at, **twin),
         ev.FaultExecuted(t_ns=at + MS, **twin),
-        events[-1],
-    ]
+    )
     report = analyse(fold(journal(events))).report
     assert [r.effective for r in report.faults.rows] == [True, False]
     assert report.verdict.outcome == "no-effect"
+
+
+@pytest.mark.parametrize("why", ["checksum", "truncated", "non-finite", "outlier"])
+def test_every_damaged_update_names_its_sender(why: str) -> None:
+    merge = merge_number(good(), 12)
+    fields: dict[str, Any] = {"unit": "syncer", "incarnation": 1, "sender_incarnation": 1}
+    refused = ev.UpdateRefused(
+        t_ns=merge.t_ns, sender="learner-3", fragment=0, step=7, why=f"{why}: so", **fields
+    )
+    finding = checks_of(among(good(), refused))["finite"]
+    assert finding.valid is True
+    assert "1 damaged updates refused, from learner-3" in finding.why
+    # What came too late or twice is sound.
+    late = replace(refused, why="late: answers request 3, which is closed")
+    assert "learner-3" not in checks_of(among(good(), late))["finite"].why
+    part = merge.contributions[1]
+    merged = replace(refused, sender=part.unit, fragment=merge.fragment, step=part.step)
+    assert checks_of(among(good(), merged))["finite"].valid is False
+
+
+def test_who_died_and_never_came_back_leaves_the_claim_open() -> None:
+    """Also when the run went on for far longer than the bound: that it ever would is not known."""
+    for at_s in (4.03, 11.5):
+        report = analyse(
+            fold(journal(Cluster(faults=[Kill("learner-1", at_s, down_s=None)]).events()))
+        ).report
+        finding = next(i for i in report.invariants if i.name == "back-in-time")
+        assert finding.valid == "unknown"
+        assert finding.asked
+        assert "learner-1 after f1 (kill) never came back" in finding.why
+        assert (report.verdict.outcome, report.verdict.exit_status) == ("deviated", 3)
+
+
+def test_one_that_stays_away_is_not_hidden_by_one_that_came_back() -> None:
+    faults = [Kill("learner-0", 3.03, 0.4), Kill("learner-1", 4.03, down_s=None)]
+    report = analyse(fold(journal(Cluster(faults=faults).events()))).report
+    assert (report.verdict.outcome, report.verdict.exit_status) == ("deviated", 3)
+
+
+def test_who_was_killed_again_while_down_is_waited_for_from_its_last_death() -> None:
+    faults = [Kill("learner-1", 3.03, 0.4), Kill("learner-1", 3.6, 0.4)]
+    report = analyse(fold(journal(Cluster(faults=faults).events()))).report
+    assert report.verdict.outcome == "passed", report.verdict.reasons
+
+
+@pytest.mark.parametrize("at_s", [6.0, 9.0])
+def test_a_cluster_that_is_dead_at_the_end_is_never_green(at_s: float) -> None:
+    """Nobody hit it at all: it just stops."""
+    end = round(at_s * SECOND)
+    quiet = [
+        e
+        for e in Cluster().events()
+        if not (isinstance(e, ev.Step | ev.Merged | ev.Adopted) and e.t_ns > end)
+    ]
+    report = analyse(fold(journal(quiet))).report
+    assert report.verdict.exit_status in (1, 3)
+    assert any("no learner stepped in the last" in r for r in report.verdict.reasons)
+
+
+def test_steps_that_nobody_took_are_no_pass() -> None:
+    quiet = [e for e in Cluster().events() if not isinstance(e, ev.Step | ev.Merged | ev.Adopted)]
+    head = quiet[0]
+    assert isinstance(head, ev.RunStarted)
+    report = analyse(fold(journal([replace(head, fragments=()), *quiet[1:]]))).report
+    assert report.verdict.exit_status in (1, 3)

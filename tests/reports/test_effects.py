@@ -21,6 +21,7 @@ from tests.reports.builder import (
     Pause,
     Scripted,
     Straggle,
+    among,
     change,
     journal,
     replace,
@@ -115,7 +116,7 @@ def test_latency_shows_in_round_trips_of_an_idle_link() -> None:
         )
         for i in range(2, 20)
     ]
-    effect = fact_of([*events[:-1], *beats, events[-1]]).effect
+    effect = fact_of(among(events, *beats)).effect
     assert effect is not None
     assert "a round trip took 90.0 ms instead of 1.0 ms" in effect.how
 
@@ -132,11 +133,11 @@ def test_a_poisoned_update_shows_when_it_is_refused() -> None:
         step=49,
         why="non-finite: 100 of 100 elements",
     )
-    effect = fact_of([*events[:-1], refusal, events[-1]]).effect
+    effect = fact_of(among(events, refusal)).effect
     assert effect is not None
     assert effect.how == "its update of fragment 1 was refused: non-finite: 100 of 100 elements"
     other = replace(refusal, sender="learner-2")
-    assert fact_of([*events[:-1], other, events[-1]]).effect is None
+    assert fact_of(among(events, other)).effect is None
 
 
 def test_throttling_shows_in_compute_even_when_pacing_hides_it() -> None:
@@ -191,8 +192,8 @@ def test_a_paused_syncer_shows_in_missing_merges() -> None:
         for e in Cluster().events()
         if not (isinstance(e, ev.Merged | ev.Adopted) and 4 * SECOND < e.t_ns < 6 * SECOND)
     ]
-    effect = fact_of([*quiet[:-1], *pause, quiet[-1]]).effect
+    effect = fact_of(among(quiet, *pause)).effect
     assert effect is not None
     assert effect.what == "stopped"
     busy = Cluster().events()
-    assert fact_of([*busy[:-1], *pause, busy[-1]]).effect is None
+    assert fact_of(among(busy, *pause)).effect is None

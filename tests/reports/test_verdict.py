@@ -10,7 +10,7 @@ from harness import events as ev
 from reports.build import analyse
 from reports.history import fold
 from reports.schema import Verdict
-from tests.reports.builder import SECOND, Cluster, Ghost, Kill, change, journal, replace
+from tests.reports.builder import SECOND, Cluster, Ghost, Kill, among, change, journal, replace
 
 Events = list[ev.AnyEvent]
 
@@ -20,7 +20,7 @@ def verdict_of(events: Events) -> Verdict:
 
 
 def plus(events: Events, *more: ev.AnyEvent) -> Events:
-    return [*events[:-1], *more, events[-1]]
+    return among(events, *more)
 
 
 def ended(events: Events, status: str, why: str = "") -> Events:
@@ -67,9 +67,24 @@ def test_a_pass_with_residue_is_no_pass(kind: str) -> None:
 
 
 def test_nobody_looked_for_residue() -> None:
-    verdict = verdict_of(change(calm(), ev.ResidueFound, lambda e: None))
-    assert verdict.outcome == "passed"
+    without = change(calm(), ev.ResidueFound, lambda e: None)
+    verdict = verdict_of(without)
+    assert (verdict.outcome, verdict.exit_status) == ("harness-error", 4)
+    assert verdict.reasons == ["the run says that it was completed, and nobody looked for residue"]
+    # Whoever stops a run hard may well stop it before anybody has looked.
+    verdict = verdict_of(ended(without, "interrupted", "signal 2"))
+    assert verdict.outcome == "interrupted"
     assert "nobody looked for residue" in verdict.cautions
+
+
+def test_a_failure_that_ended_the_run_is_said_once() -> None:
+    failed = ev.HarnessFailed(t_ns=5 * SECOND, where="run", why="toxiproxy did not answer")
+    events = ended(calm(), "error", "toxiproxy did not answer")
+    assert verdict_of(plus(events, failed)).reasons == ["run: toxiproxy did not answer"]
+    # Another reason is another line.
+    events = ended(calm(), "error", "no space left on device")
+    said = ["run: toxiproxy did not answer", "no space left on device"]
+    assert verdict_of(plus(events, failed)).reasons == said
 
 
 @pytest.mark.parametrize(

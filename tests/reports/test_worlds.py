@@ -67,7 +67,7 @@ def journal() -> list[ev.AnyEvent]:
         proxy="simulated",
         units=units,
         spec={},
-        params={},
+        params={"learners": 3},
     )
     out: list[ev.AnyEvent] = [
         *life("worker-0", 1, -0.5, 1, "harness"),
