@@ -44,7 +44,14 @@ class Children:
     ``announce`` is told (name, None) before each start and (name, pid) right after it.
     """
 
-    def __init__(self, clock: WallClock, announce: Callable[[str, int | None], None]) -> None:
+    def __init__(
+        self,
+        clock: WallClock,
+        announce: Callable[[str, int | None], None],
+        *,
+        reschedule_s: float = 0.0,
+    ) -> None:
+        self._reschedule_s = reschedule_s
         self._clock = clock
         self._announce = announce
         self._children: dict[str, Child] = {}
@@ -357,9 +364,9 @@ class Children:
         )
         self._exited.notify_all()
         if not self._closing:
-            self._plan_restart(child)
+            self._plan_restart(child, killed=code < 0)
 
-    def _plan_restart(self, child: Child) -> None:
+    def _plan_restart(self, child: Child, *, killed: bool) -> None:
         now = time.monotonic_ns()
         quick = now - child.began_ns < QUICK_LIFE_NS and not child.asked
         child.quick_lives = child.quick_lives + 1 if quick else 0
@@ -378,6 +385,9 @@ class Children:
             return
         # The first quick death costs nothing extra: a single crash must heal as fast as it can.
         pause_s = BACKOFF_S[min(max(0, child.quick_lives - 1), len(BACKOFF_S) - 1)]
+        if killed:
+            # Its host is gone: a scheduler finds another one. Who ended by itself keeps its host.
+            pause_s = max(pause_s, self._reschedule_s)
         child.owed = True
         if pause_s == 0:
             self._restart(child)

@@ -100,7 +100,9 @@ class ProcessRuntime:
         self._units = {spec.name: spec for spec in target.units()}
         self._table = LinkTable(self._units.values())
         self._ports = Ports()
-        self._children = Children(self._wall, self._announce)
+        self._children = Children(
+            self._wall, self._announce, reschedule_s=self._options["reschedule_s"]
+        )
         listens, dials = self._connect(self._ports, self._children)
         token = secrets.token_hex(32)
         for spec in self._units.values():

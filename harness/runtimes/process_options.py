@@ -14,6 +14,11 @@ from harness.leftovers import RUN_VARIABLE
 OPTIONS: dict[str, tuple[type, Any, str]] = {
     "proxy": (str, "auto", "auto, embedded or toxiproxy"),
     "stop_s": (float, 3.0, "how long units may take to end in good order"),
+    "reschedule_s": (
+        float,
+        0.0,
+        "how long a unit that was killed waits for a host to run on again, as under a scheduler",
+    ),
     "keep_work": (bool, False, "keep the units' configuration and state after the run"),
 }
 """Option to (type, default, help); the ``[runtime_options]`` table of a spec."""
@@ -51,8 +56,9 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         values[name] = value
     if not problems and values["proxy"] not in ("auto", "embedded", "toxiproxy"):
         problems.append(f'runtime_options.proxy is "{values["proxy"]}"; {OPTIONS["proxy"][2]}')
-    if not problems and not 0 <= values["stop_s"] <= 600:
-        problems.append(f"runtime_options.stop_s is {values['stop_s']}; it lies within 0 and 600")
+    for name in ("stop_s", "reschedule_s"):
+        if not problems and not 0 <= values[name] <= 600:
+            problems.append(f"runtime_options.{name} is {values[name]}; it lies within 0 and 600")
     if problems:
         raise SpecError("process runtime", problems)
     return values

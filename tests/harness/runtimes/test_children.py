@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.clock import WallClock
-from harness.events import AnyEvent, UnitExited, UnitNote
+from harness.events import AnyEvent, UnitExited, UnitNote, UnitSpawned
 from harness.runtimes import children
 from harness.runtimes.child import Child
 from harness.runtimes.children import Children
@@ -61,3 +61,22 @@ def test_a_unit_that_crashes_does(running: Children, monkeypatch: pytest.MonkeyP
     start(running, 1)
     (note,) = [e for e in events_until(running, 6) if isinstance(e, UnitNote)]
     assert note.what == "given-up"
+
+
+@pytest.mark.parametrize(
+    ("statement", "waits"),
+    [("import os; os.kill(os.getpid(), 9)", True), ("raise SystemExit(75)", False)],
+)
+def test_only_a_killed_unit_waits_for_another_host(statement: str, waits: bool) -> None:
+    made = Children(WallClock(), lambda name, pid: None, reschedule_s=1.5)
+    try:
+        with open(os.devnull, "ab", buffering=0) as null:
+            log = os.fdopen(os.dup(null.fileno()), "ab", buffering=0)
+        command = [sys.executable, "-S", "-c", statement]
+        made.start(Child("u", command, {"PATH": os.environ["PATH"]}, log))
+        seen = events_until(made, 2)
+    finally:
+        made.close(1.0)
+    ended = next(e.t_ns for e in seen if isinstance(e, UnitExited))
+    again = next(e.t_ns for e in seen if isinstance(e, UnitSpawned) and e.by == "supervisor")
+    assert (again - ended >= 1_500_000_000) == waits
