@@ -7,7 +7,7 @@ we asked for a fault and that the call returned proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
@@ -15,17 +15,24 @@ from statistics import median_low
 from harness.events import Heard, LinkDown, Step
 from reports.history import History
 from reports.lives import FaultWindow, Seen
+from reports.shadows import LATE_NS, Shadow, lit_ns, shadows, within
 
 EXIT_SLACK_NS = 5_000_000_000
 """An exit this long after its kill returned is still put down to it (engines tell late)."""
-
-_SILENCE_SLACK_NS = 3_000_000_000
-"""A link may be noticed as broken this long after the fault ended."""
 
 _BEFORE_NS = 10_000_000_000
 """Behaviour before a fault is taken from up to this long before it."""
 
 _SAMPLES_MIN = 3
+
+_DELAY_NS_MIN = 5_000_000
+"""Answers vary by less than this on a host that is left alone."""
+
+_LATENCY_NS_MIN = 1_000_000
+"""A delay that was asked for shows when half of it does, if that is this much."""
+
+_SILENCE_MS = 1500
+"""The silence after which a link is given up, where the parameters do not say."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,10 @@ class FaultFact:
         return self.window.kind == "noop"
 
 
-Detector = Callable[[History, FaultWindow], Effect | None]
+Casts = Callable[[History, FaultWindow, str], list[Shadow]]
+"""Gives the shadows in which evidence of a class does not count (``reports.shadows``)."""
+
+Detector = Callable[[History, FaultWindow, Casts], Effect | None]
 
 
 def judge_faults(history: History) -> list[FaultFact]:
@@ -79,17 +89,18 @@ def _judge(history: History, window: FaultWindow, claimed: set[int]) -> FaultFac
         return FaultFact(window, None, why)
     if window.kind == "noop":
         return FaultFact(window, None, "does nothing, on purpose")
-    for detector in EVIDENCE.get(window.kind, _ANY):
-        effect = detector(history, window)
+    detectors = EVIDENCE.get(window.kind, _ANY)
+    for detector in detectors:
+        effect = detector(history, window, shadows)
         if effect is not None and effect.what == "exit" and claimed.issuperset(effect.lines):
             # One death proves one kill: two orders at once did not kill twice.
-            effect = exited(history, window, frozenset(claimed))
+            effect = exited(history, window, shadows, frozenset(claimed))
         if effect is not None:
             return FaultFact(window, effect)
-    return FaultFact(window, None, _why_not(history, window))
+    return FaultFact(window, None, _why_not(history, window, detectors))
 
 
-def _why_not(history: History, window: FaultWindow) -> str:
+def _why_not(history: History, window: FaultWindow, detectors: Sequence[Detector]) -> str:
     until = window.until_ns(history.end_ns)
     begin = window.asked_ns or window.executed_ns or 0
     alive = any(
@@ -98,6 +109,21 @@ def _why_not(history: History, window: FaultWindow) -> str:
     )
     if not alive:
         return "the unit was down for as long as the fault lasted"
+    hiding: list[str] = []
+
+    def noted(history: History, window: FaultWindow, what: str) -> list[Shadow]:
+        cast = shadows(history, window, what)
+        over = [s for s in cast if s.begin_ns <= until + LATE_NS and s.end_ns >= begin]
+        hiding.extend(s.fault for s in over)
+        return []
+
+    for detector in detectors:
+        hiding.clear()
+        # Without the shadows: what is found only so, others explain.
+        if detector is not exited and detector(history, window, noted) is not None and hiding:
+            return f"hidden by {', '.join(dict.fromkeys(hiding))}"
+    if window.kind in _SPOILT and history.run.params.get("trainer") == "scripted":
+        return "a scripted trainer's updates hold no numbers that could be spoilt"
     return ""
 
 
@@ -105,7 +131,7 @@ def _why_not(history: History, window: FaultWindow) -> str:
 
 
 def exited(
-    history: History, window: FaultWindow, claimed: frozenset[int] = frozenset()
+    history: History, window: FaultWindow, casts: Casts, claimed: frozenset[int] = frozenset()
 ) -> Effect | None:
     """The unit's process ended between the order and a little after it."""
     begin = window.asked_ns or window.executed_ns or 0
@@ -121,28 +147,32 @@ def exited(
     return None
 
 
-def stopped(history: History, window: FaultWindow) -> Effect | None:
+def stopped(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """No step of the unit ended for much of the fault, and longer than its steps take."""
     begin, until = _span(history, window)
+    cast = casts(history, window, "stopped")
     ends = [s for s in history.steps(window.unit) if s.event.t_ns <= until + EXIT_SLACK_NS]
     usual = _usual(s for s in ends if begin - _BEFORE_NS <= s.event.t_ns <= begin)
     if usual is None:
-        return _silent_unit(history, window, begin, until)
+        return _silent_unit(history, window, begin, until, cast)
+    enough = max(3 * usual, lit_ns(begin, until, cast) // 2)
     previous = begin
     for seen in [s for s in ends if s.event.t_ns > begin]:
-        quiet = min(seen.event.t_ns, until) - max(previous, begin)
-        if quiet >= max(3 * usual, (until - begin) // 2):
+        quiet = lit_ns(max(previous, begin), min(seen.event.t_ns, until), cast)
+        if quiet >= enough:
             says = f"no step ended for {quiet / 1e9:.2f} s (a step takes {usual / 1e9:.3f} s)"
             return Effect(max(previous, begin), says, "stopped", (seen.line,))
         previous = seen.event.t_ns
-    quiet = until - max(previous, begin)
-    if quiet >= max(3 * usual, (until - begin) // 2):
+    quiet = lit_ns(max(previous, begin), until, cast)
+    if quiet >= enough:
         says = f"no step ended for the last {quiet / 1e9:.2f} s of the fault"
         return Effect(max(previous, begin), says, "stopped", tuple(window.lines[-1:]))
     return None
 
 
-def _silent_unit(history: History, window: FaultWindow, begin: int, until: int) -> Effect | None:
+def _silent_unit(
+    history: History, window: FaultWindow, begin: int, until: int, cast: Sequence[Shadow]
+) -> Effect | None:
     """A unit that does not train (the syncer) stops merging while others go on."""
     own = [m for m in history.merges if m.event.unit == window.unit]
     before = [m for m in own if begin - _BEFORE_NS <= m.event.t_ns < begin]
@@ -150,27 +180,32 @@ def _silent_unit(history: History, window: FaultWindow, begin: int, until: int) 
         return None
     usual = (before[-1].event.t_ns - before[0].event.t_ns) // (len(before) - 1)
     marks = [begin, *(m.event.t_ns for m in own if begin < m.event.t_ns < until), until]
-    quiet, at = max((b - a, a) for a, b in pairwise(marks))
-    if quiet < max(3 * usual, (until - begin) // 2):
+    quiet, at = max((lit_ns(a, b, cast), a) for a, b in pairwise(marks))
+    if quiet < max(3 * usual, lit_ns(begin, until, cast) // 2):
         return None
     return Effect(at, f"no merge for {quiet / 1e9:.2f} s", "stopped", (before[-1].line,))
 
 
-def slowed(history: History, window: FaultWindow) -> Effect | None:
+def slowed(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """Steps under the fault took at least 10 % longer by the clock."""
-    return _longer(history, window, "a step", _length)
+    return _longer(history, window, "a step", _length, casts(history, window, "slowed"))
 
 
-def computes_slower(history: History, window: FaultWindow) -> Effect | None:
+def computes_slower(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """The compute inside steps took at least 10 % longer: pacing hides it from the clock."""
-    return _longer(history, window, "a step's compute", _compute)
+    return _longer(history, window, "a step's compute", _compute, casts(history, window, "compute"))
 
 
 def _longer(
-    history: History, window: FaultWindow, name: str, length: Callable[[Seen[Step]], int]
+    history: History,
+    window: FaultWindow,
+    name: str,
+    length: Callable[[Seen[Step]], int],
+    cast: Sequence[Shadow],
 ) -> Effect | None:
     begin, until = _span(history, window)
     before, during = _around(history.steps(window.unit), begin, until)
+    during = [s for s in during if lit_ns(s.event.began_at_ns, s.event.t_ns, cast) == _length(s)]
     if len(before) < _SAMPLES_MIN or not during:
         return None
     was, now = median_low(map(length, before)), median_low(map(length, during))
@@ -181,28 +216,34 @@ def _longer(
     return Effect(max(begin, first.event.began_at_ns), says, "slowed", (first.line,))
 
 
-def link_broken(history: History, window: FaultWindow) -> Effect | None:
+def link_broken(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """Either end of the unit's link noticed that it was broken or silent."""
     begin, until = _span(history, window)
+    cast = casts(history, window, "link")
     for seen in history.links:
         event = seen.event
         if not isinstance(event, LinkDown) or window.unit not in (event.unit, event.peer):
             continue
-        if begin <= event.t_ns <= until + _SILENCE_SLACK_NS:
+        if begin <= event.t_ns <= until + LATE_NS and not within(event.t_ns, cast):
             says = f"{event.unit} lost its link to {event.peer}: {event.why}"
             return Effect(event.t_ns, says, "link", (seen.line,))
     return None
 
 
-def unheard(history: History, window: FaultWindow) -> Effect | None:
+def unheard(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """Others were merged while the fault lasted, and the unit, merged before, was not."""
     begin, until = _span(history, window)
+    cast = casts(history, window, "unheard")
     life = history.life_at(window.unit, begin)
     if life is None or life.ended_by(until):
         # The dead are not heard either: that is no trace of this fault.
         return None
     before = [m for m in history.merges if begin - _BEFORE_NS <= m.event.t_ns < begin]
-    during = [m for m in history.merges if begin < m.event.t_ns <= until]
+    during = [
+        m
+        for m in history.merges
+        if begin < m.event.t_ns <= until and not within(m.event.t_ns, cast)
+    ]
     was_in = [m for m in before if _takes_part(m.event.contributions, window.unit)]
     lately = [m for m in before[-6:] if _takes_part(m.event.contributions, window.unit)]
     if len(during) < _SAMPLES_MIN or 2 * len(was_in) < len(before) or len(lately) < _SAMPLES_MIN:
@@ -215,9 +256,14 @@ def unheard(history: History, window: FaultWindow) -> Effect | None:
     return Effect(without[0].event.t_ns, says, "unheard", tuple(m.line for m in without[:3]))
 
 
-def slower_pulls(history: History, window: FaultWindow) -> Effect | None:
-    """Pulling a fragment from the unit, or a round trip to it, took at least 20 % longer."""
+def slower_pulls(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """Pulling a fragment from the unit, or a round trip to it, took markedly longer: by a quarter,
+    by more than a host's own unrest, and by half of what the fault asked for."""
     begin, until = _span(history, window)
+    least = _delay_ns(history, window)
+    if least is None:
+        return None
+    cast = casts(history, window, "pulls")
     pulls = [
         (m.event.t_ns, m.line, part.pull_ns)
         for m in history.merges
@@ -231,30 +277,84 @@ def slower_pulls(history: History, window: FaultWindow) -> Effect | None:
     ]
     for name, found in (("a pull", pulls), ("a round trip", trips)):
         before = [ns for t, _, ns in found if begin - _BEFORE_NS <= t < begin]
-        during = [row for row in found if begin < row[0] <= until + _SILENCE_SLACK_NS // 3]
-        if not before or not during:
+        during = [
+            r for r in found if begin < r[0] <= until + LATE_NS // 3 and not within(r[0], cast)
+        ]
+        if min(len(before), len(during)) < _SAMPLES_MIN:
             continue
         was, now = median_low(before), median_low(ns for _, _, ns in during)
-        if now > was and 10 * now >= 12 * was:
-            first = next(row for row in during if 10 * row[2] >= 12 * was)
+        bar = max(was + least, 5 * was // 4)
+        if now >= bar:
+            first = next(row for row in during if row[2] >= bar)
             says = f"{name} took {now / 1e6:.1f} ms instead of {was / 1e6:.1f} ms"
             return Effect(first[0], says, "pulls", (first[1],))
     return None
 
 
-def refused(history: History, window: FaultWindow) -> Effect | None:
-    """The syncer refused an update of the unit while the fault lasted."""
-    begin, until = _span(history, window)
-    for seen in history.refused:
-        event = seen.event
-        if event.sender == window.unit and begin <= event.t_ns <= until + _SILENCE_SLACK_NS:
-            says = f"its update of fragment {event.fragment} was refused: {event.why}"
-            return Effect(event.t_ns, says, "refused", (seen.line,))
-    return None
+def _delay_ns(history: History, window: FaultWindow) -> int | None:
+    """By how much a round trip must be longer to show this fault; None where it cannot show so."""
+    latency_ms = window.params.get("latency_ms")
+    if isinstance(latency_ms, int | float):
+        return max(_LATENCY_NS_MIN, round(latency_ms * 1e6))  # half of what both ways add
+    rate = window.params.get("kb_s")
+    if isinstance(rate, int | float) and rate > 0 and history.run.fragments:
+        # The largest fragment, uncompressed, is the longest that anything may take.
+        longest = 4 * max(history.run.fragments) / (rate * 1e3) * 1e9
+        return _DELAY_NS_MIN if longest >= _DELAY_NS_MIN else None
+    return _DELAY_NS_MIN
 
 
+def loses_link(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """A link so slow that it was given up or not waited for; a little delay breaks none."""
+    latency_ms = window.params.get("latency_ms")
+    silence_ms = history.run.params.get("silence_ms_max", _SILENCE_MS)
+    if isinstance(latency_ms, int | float) and isinstance(silence_ms, int | float):
+        if 8 * latency_ms < silence_ms:
+            return None
+    elif _delay_ns(history, window) is None:
+        return None
+    return link_broken(history, window, casts) or unheard(history, window, casts)
+
+
+def _refusals(*kinds: str) -> Detector:
+    """A detector of refusals of those kinds; of any where none is named."""
+
+    def detector(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+        begin, until = _span(history, window)
+        cast = casts(history, window, "old") if "stale" in kinds else []
+        asked = _REFUSED_HOW.get(str(window.params.get("how", "")), kinds)
+        for seen in history.refused:
+            event = seen.event
+            if event.sender != window.unit or not begin <= event.t_ns <= until + LATE_NS:
+                continue
+            if within(event.t_ns, cast) and not event.why.startswith(_SENT_TWICE):
+                continue
+            if not asked or event.why.split(":", 1)[0].strip() in asked:
+                says = f"its update of fragment {event.fragment} was refused: {event.why}"
+                return Effect(event.t_ns, says, "refused", (seen.line,))
+        return None
+
+    return detector
+
+
+_REFUSED_HOW: dict[str, tuple[str, ...]] = {
+    "nan": ("non-finite",),
+    "inf": ("non-finite",),
+    "scale": ("outlier", "non-finite"),
+    "bitflip": ("checksum",),
+}
+"""What the syncer says of each kind of corruption (the parameter ``how``)."""
+
+_SENT_TWICE = "duplicate: request"
+"""Only a push that was sent twice is refused so; whoever was out for long may well be stale."""
+
+_SPOILT = frozenset({"corrupt_update", "truncated_update"})
+
+refused = _refusals()
+_BROKEN: tuple[Detector, ...] = (link_broken, unheard)
 _LINK: tuple[Detector, ...] = (link_broken, unheard, slower_pulls)
-_PAYLOAD: tuple[Detector, ...] = (refused, link_broken)
+_SLOW: tuple[Detector, ...] = (slower_pulls, loses_link)
+_OLD: tuple[Detector, ...] = (_refusals("stale", "duplicate"),)
 _ANY: tuple[Detector, ...] = (exited, stopped, link_broken, refused, slowed, slower_pulls, unheard)
 
 EVIDENCE: dict[str, tuple[Detector, ...]] = {
@@ -270,19 +370,19 @@ EVIDENCE: dict[str, tuple[Detector, ...]] = {
     "straggle": (slowed, stopped),
     "partition": _LINK,
     "partition_oneway": _LINK,
-    "refuse": _LINK,
+    "refuse": _BROKEN,
     "stall": _LINK,
-    "reset": _LINK,
-    "cut": _LINK,
+    "reset": _BROKEN,
+    "cut": (link_broken,),
     "flap": _LINK,
-    "disconnect": _LINK,
-    "blackhole": _LINK,
-    "latency": (slower_pulls, link_broken, unheard),
-    "bandwidth": (slower_pulls, link_broken, unheard),
-    "corrupt_update": _PAYLOAD,
-    "stale_update": _PAYLOAD,
-    "duplicate_update": _PAYLOAD,
-    "truncated_update": _PAYLOAD,
+    "disconnect": _BROKEN,
+    "blackhole": _BROKEN,
+    "latency": _SLOW,
+    "bandwidth": _SLOW,
+    "corrupt_update": (_refusals("non-finite", "outlier", "checksum"),),
+    "stale_update": _OLD,
+    "duplicate_update": _OLD,
+    "truncated_update": (_refusals("truncated"),),
 }
 """Fault kind to the evidence that counts for it, best first; other kinds accept any evidence."""
 
