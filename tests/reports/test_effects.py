@@ -197,3 +197,177 @@ def test_a_paused_syncer_shows_in_missing_merges() -> None:
     assert effect.what == "stopped"
     busy = Cluster().events()
     assert fact_of(among(busy, *pause)).effect is None
+
+
+# --- too little to be told from unrest, and evidence of the wrong kind ---------------------------
+
+
+def asked(events: list[ev.AnyEvent], which: int = 0, **params: Any) -> list[ev.AnyEvent]:
+    """The events with parameters of the ``which``-th planned fault."""
+    return change(events, ev.FaultPlanned, lambda f: replace(f, params=params), which)
+
+
+def beats(rtt_ms: float, until_ms: float, count: int = 20) -> list[ev.AnyEvent]:
+    """Round trips of learner-1: ``rtt_ms`` before 4 s and ``until_ms`` from then to 6 s."""
+    return [
+        ev.Heard(
+            t_ns=i * 500 * MS,
+            unit="learner-1",
+            incarnation=1,
+            peer="syncer",
+            rtt_ns=round((until_ms if 4.0 <= i / 2 <= 6.0 else rtt_ms) * MS),
+        )
+        for i in range(20 - count, 20)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "rtt_ms", "shows"),
+    [
+        ("latency", {}, 0.9, False),
+        ("latency", {"latency_ms": 0.1}, 0.9, False),
+        ("latency", {"latency_ms": 80.0}, 60.0, False),
+        ("latency", {"latency_ms": 80.0}, 160.6, True),
+        ("latency", {"latency_ms": 2.0}, 4.6, True),
+        ("bandwidth", {"kb_s": 1e9}, 0.9, False),
+        # A kilobyte at a gigabyte a second: whatever this is, that is not why.
+        ("bandwidth", {"kb_s": 1e6}, 90.0, False),
+        ("bandwidth", {"kb_s": 60.0}, 25.0, True),
+        ("bandwidth", {"kb_s": 60.0}, 4.0, False),
+        ("cut", {"after_bytes": 10**12}, 90.0, False),
+        ("reset", {}, 90.0, False),
+        ("stall", {}, 0.9, False),
+        ("stall", {}, 900.0, True),
+    ],
+)
+def test_slower_answers_count_when_the_fault_explains_them(
+    kind: str, params: dict[str, Any], rtt_ms: float, shows: bool
+) -> None:
+    events = asked(Cluster(faults=[Ghost("learner-1", 4.0, 2.0, kind)]).events(), **params)
+    assert (fact_of(among(events, *beats(0.6, rtt_ms))).effect is not None) is shows
+
+
+def test_slower_answers_need_some_on_both_sides() -> None:
+    events = Cluster(faults=[Ghost("learner-1", 4.0, 2.0)]).events()
+    assert fact_of(among(events, *beats(0.6, 90.0))).effect is not None
+    for few in (13, 14):  # 0 and 2 before 4 s
+        assert fact_of(among(events, *beats(0.6, 90.0, few)[:-7])).effect is None
+    assert fact_of(among(events, *beats(0.6, 90.0)[:10])).effect is None
+
+
+def refusal(why: str, at_s: float = 5.0) -> ev.UpdateRefused:
+    return ev.UpdateRefused(
+        t_ns=round(at_s * SECOND),
+        unit="syncer",
+        incarnation=1,
+        sender="learner-1",
+        sender_incarnation=1,
+        fragment=1,
+        step=49,
+        why=why,
+    )
+
+
+WORDS = ["non-finite", "outlier", "checksum", "truncated", "stale", "duplicate", "late", "fenced"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "own"),
+    [
+        ("corrupt_update", "nan", {"non-finite"}),
+        ("corrupt_update", "inf", {"non-finite"}),
+        ("corrupt_update", "scale", {"non-finite", "outlier"}),
+        ("corrupt_update", "bitflip", {"checksum"}),
+        ("truncated_update", "", {"truncated"}),
+        ("stale_update", "", {"stale", "duplicate"}),
+        ("duplicate_update", "", {"stale", "duplicate"}),
+    ],
+)
+def test_only_its_own_refusal_shows_a_payload_fault(kind: str, how: str, own: set[str]) -> None:
+    events = Cluster(faults=[Ghost("learner-1", 4.0, 2.0, kind)]).events()
+    events = asked(events, **({"how": how} if how else {}))
+    shows = {w for w in WORDS if fact_of(among(events, refusal(f"{w}: so"))).effect is not None}
+    assert shows == own
+    down = ev.LinkDown(t_ns=5 * SECOND, unit="syncer", incarnation=1, peer="learner-1", why="x")
+    assert fact_of(among(events, down)).effect is None
+
+
+def test_a_trainer_without_numbers_cannot_be_spoilt_and_that_is_said() -> None:
+    events = Cluster(faults=[Ghost("learner-1", 4.0, 2.0, "corrupt_update")]).events()
+    scripted = change(events, ev.RunStarted, lambda r: replace(r, params={"trainer": "scripted"}))
+    assert "hold no numbers" in fact_of(scripted).why_not
+
+
+@pytest.mark.parametrize(
+    ("weak", "strong"),
+    [
+        (Ghost("learner-1", 4.1, 1.0, "straggle"), Pause("learner-1", 4.0, 2.5)),
+        (Ghost("learner-1", 4.1, 1.0, "hang"), Pause("learner-1", 4.0, 2.5)),
+        (Ghost("learner-1", 4.0, 1.5, "hang"), Kill("learner-1", 4.05)),
+        (Ghost("learner-1", 4.0, 1.5, "straggle"), Kill("learner-1", 4.05)),
+        (Ghost("learner-1", 4.0, 1.5, "pause"), Kill("learner-1", 4.05)),
+        (Ghost("learner-1", 4.1, 1.5, "latency"), Cut("learner-1", 4.0, 2.0)),
+        (Ghost("learner-1", 4.1, 1.5, "bandwidth"), Cut("learner-1", 4.0, 2.0)),
+        (Ghost("learner-1", 4.1, 1.5, "cut"), Cut("learner-1", 4.0, 2.0)),
+        (Ghost("learner-1", 4.0, 2.0, "cut"), Kill("learner-1", 4.05)),
+        (Ghost("learner-1", 4.0, 2.0, "partition"), Kill("learner-1", 4.05)),
+        (Ghost("learner-1", 4.0, 2.0, "latency"), Kill("learner-1", 4.05)),
+    ],
+    ids=lambda f: f"{f.kind}",
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_a_stronger_fault_explains_is_no_evidence(
+    weak: Scripted, strong: Scripted, turned: bool
+) -> None:
+    faults = [strong, weak] if turned else [weak, strong]
+    facts = judge_faults(fold(journal(Cluster(faults=faults).events())))
+    by_kind = {f.window.kind: f for f in facts}
+    hidden, real = by_kind[weak.kind], by_kind[strong.kind]
+    assert real.effect is not None
+    assert hidden.effect is None
+    assert hidden.why_not == f"hidden by {real.window.fault}"
+
+
+def test_what_shows_outside_the_shadow_counts() -> None:
+    faults: list[Scripted] = [
+        Straggle("learner-1", 3.0, 5.0),
+        Pause("learner-1", 5.0, 1.0),
+    ]
+    slow, frozen = judge_faults(fold(journal(Cluster(faults=faults).events())))
+    assert slow.effect is not None
+    assert "a step took 0.300 s instead of 0.100 s" in slow.effect.how
+    assert frozen.effect is not None
+    # The same on another unit casts no shadow.
+    faults = [Cut("learner-1", 4.0, 2.0), Kill("learner-2", 3.95)]
+    assert all(f.effect for f in judge_faults(fold(journal(Cluster(faults=faults).events()))))
+
+
+def test_the_syncers_death_explains_a_lost_link_of_a_learner() -> None:
+    common: dict[str, Any] = {"fault": "f9", "kind": "kill", "unit": "syncer"}
+    at = 4 * SECOND + 100 * MS
+    deed: list[ev.AnyEvent] = [
+        ev.FaultPlanned(t_ns=0, planned_at_ns=at, **common),
+        ev.FaultAsked(t_ns=at, **common),
+        ev.FaultExecuted(t_ns=at, **common),
+        ev.UnitExited(t_ns=at, unit="syncer", pid=10, signal=9),
+        ev.LinkDown(t_ns=at + MS, unit="learner-1", incarnation=1, peer="syncer", why="closed"),
+    ]
+    events = Cluster(faults=[Ghost("learner-1", 4.0, 2.0, "cut")]).events()
+    cut = judge_faults(fold(journal(among(events, *deed))))[0]
+    assert cut.effect is None
+    assert cut.why_not == "hidden by f9"
+
+
+def test_a_stale_update_after_a_cut_link_is_the_links_affair() -> None:
+    faults: list[Scripted] = [
+        Ghost("learner-1", 4.0, 3.0, "stale_update"),
+        Cut("learner-1", 4.5, 1.5),
+    ]
+    events = Cluster(faults=faults).events()
+    stale = refusal("stale: its base is 96 steps old, the bound is 16", 6.1)
+    fact = judge_faults(fold(journal(among(events, stale))))[0]
+    assert (fact.effect, fact.why_not) == (None, "hidden by f2")
+    before = replace(stale, t_ns=round(4.3 * SECOND))
+    assert judge_faults(fold(journal(among(events, before))))[0].effect is not None
+    twice = refusal("duplicate: request 7 was answered before", 6.1)
+    assert judge_faults(fold(journal(among(events, twice))))[0].effect is not None
