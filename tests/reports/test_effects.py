@@ -202,9 +202,9 @@ def test_a_paused_syncer_shows_in_missing_merges() -> None:
 # --- too little to be told from unrest, and evidence of the wrong kind ---------------------------
 
 
-def asked(events: list[ev.AnyEvent], which: int = 0, **params: Any) -> list[ev.AnyEvent]:
-    """The events with parameters of the ``which``-th planned fault."""
-    return change(events, ev.FaultPlanned, lambda f: replace(f, params=params), which)
+def asked(events: list[ev.AnyEvent], **params: Any) -> list[ev.AnyEvent]:
+    """The events with parameters of the first planned fault."""
+    return change(events, ev.FaultPlanned, lambda f: replace(f, params=params))
 
 
 def beats(rtt_ms: float, until_ms: float, count: int = 20) -> list[ev.AnyEvent]:
