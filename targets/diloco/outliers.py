@@ -1,10 +1,12 @@
-"""Updates that are finite and yet nonsense: far larger than what is usual for the fragment.
+"""Updates that are finite and yet nonsense: far larger than the fragment has ever seen.
 
 A faulty chip that scales what it computes passes every checksum. The paper has no defence; ours
 is a bound relative to what was merged before: the norm of a learner's whole delta for a fragment
-may be at most ``RATIO_MAX`` times the moving average of the norms merged so far. Honest deltas
-grow with the number of steps they cover (bounded by the staleness bound), and with the warm-up of
-the learning rate; two orders of magnitude are left for both.
+may be at most ``RATIO_MAX`` times the highest moving average of the norms so far. The highest, not
+the present one: near an optimum deltas become tiny, and a learner that comes back with fresh
+inner state honestly makes large ones again; refused for ever, it would hold up every merge that
+needs it. Honest deltas also grow with the number of steps they cover (bounded by the staleness
+bound) and with the warm-up of the learning rate; two orders of magnitude are left for both.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class UsualNorm:
 
     def __init__(self) -> None:
         self._mean = 0.0
+        self._highest = 0.0
         self._seen = 0
 
     def objection(self, norms: Norms) -> str:
@@ -36,8 +39,9 @@ class UsualNorm:
                 f"{NORM_MAX:g} or further from the syncer's"
             )
         whole = float(np.sqrt(np.square(norms).sum()))
-        if self._seen >= LEARNED_MIN and whole > RATIO_MAX * self._mean > 0:
-            return f"outlier: the delta's norm is {whole / self._mean:.0f} times the usual one"
+        if self._seen >= LEARNED_MIN and whole > RATIO_MAX * self._highest > 0:
+            times = whole / self._highest
+            return f"outlier: the delta's norm is {times:.0f} times the largest usual one"
         return ""
 
     def learn(self, norms: Norms) -> None:
@@ -47,3 +51,4 @@ class UsualNorm:
             share = max(EMA, 1 / (self._seen + 1))
             self._mean += share * (whole - self._mean)
             self._seen += 1
+            self._highest = max(self._highest, self._mean)

@@ -438,6 +438,10 @@ class SyncerWorker:
                 for (unit, _), norms in zip(usable.items(), merged.norms, strict=True)
                 if (why := self._usual[job.fragment].objection(norms))
             }
+            # Without an outlier the quorum must still be there: else the same learners would be
+            # asked again for ever, and one honest surprise would stop all merging.
+            if len(usable) - len(bad) < self._params.quorum:
+                bad = {unit: why for unit, why in bad.items() if not why.startswith("outlier")}
             if not bad:
                 break
             refused |= bad
