@@ -110,8 +110,8 @@ def _lines(cells: list[paper.Cell]) -> list[str]:
     return [
         *lines,
         "",
-        "* times fitted on these two rows alone; the others are predicted, but not blindly: the share",
-        "  of slices that are out (3 %) was chosen with all 30 cells in view.",
+        "* times fitted on these two rows alone; the others are predicted, but not blindly:",
+        "  the share of slices that are out (3 %) was chosen with all 30 cells in view.",
         f"goodput: {within}/{len(cells)} cells within {WITHIN_POINTS:g} points; largest error "
         f"{max(abs(c.error) for c in cells):.1f} (predicted cells: "
         f"{max(abs(c.error) for c in predicted):.1f})",
