@@ -8,23 +8,38 @@ syncer's entry being its global step and a learner's its local step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
+from targets.diloco.evaluation import Evaluate
 from targets.diloco.wiretypes import CHANGES
 
 Clock = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """One fragment's arrays. ``data`` is opaque to the machines and may be None in simulation."""
+class Payload(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One fragment's arrays. ``data`` is opaque to the machines and may be None in simulation.
+
+    Equality and hash leave ``data`` out: the digest speaks for it.
+    """
 
     dtype: str
     """f32, bf16 or int4: how the elements travel."""
     nbytes: int
     digest: str
-    data: Any = field(default=None, compare=False)
+    data: Any = None
+    tampered: str = ""
+    """The fault that spoilt this payload, as its maker says; it does not travel."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Payload:
+            return NotImplemented
+        return (self.dtype, self.nbytes, self.digest) == (other.dtype, other.nbytes, other.digest)
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.nbytes, self.digest))
 
     @property
     def relative(self) -> bool:
@@ -35,8 +50,7 @@ class Payload:
 # --- learner to syncer --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True, gc=False):
     """First message on every connection. ``versions`` is None for a learner without state."""
 
     incarnation: int
@@ -47,8 +61,7 @@ class Hello:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, gc=False):
     """Metadata after every inner step (Algorithm 1, line 13)."""
 
     incarnation: int
@@ -59,8 +72,7 @@ class Report:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(msgspec.Struct, frozen=True, gc=False):
     """Answer to a :class:`Pull`: the fragment after local step ``step``.
 
     Covers the local steps ``since_step`` (excluded) to ``step`` (included), which began from
@@ -81,8 +93,7 @@ class Push:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True, gc=False):
     """Sent by both sides when nothing else was for a while; echoed once to measure round trips."""
 
     nonce: int
@@ -90,8 +101,7 @@ class Heartbeat:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class NeedState:
+class NeedState(msgspec.Struct, frozen=True, gc=False):
     """A learner without state asks the syncer for every fragment: no peer could give it its own."""
 
     why: str
@@ -101,8 +111,7 @@ class NeedState:
 # --- syncer to learner --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(msgspec.Struct, frozen=True, gc=False):
     """The syncer accepts a connection; with ``send_state`` every fragment follows, to a newcomer
     without it the one committed last, as the first that bears a stamp (paper E.3.2)."""
 
@@ -115,8 +124,7 @@ class Welcome:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(msgspec.Struct, frozen=True, gc=False):
     """Ask a learner for one fragment (Algorithm 2, line 7)."""
 
     request: int
@@ -124,8 +132,7 @@ class Pull:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Fragment:
+class Fragment(msgspec.Struct, frozen=True, gc=False):
     """A committed fragment, stamped with the syncer's step (Algorithm 2, line 15)."""
 
     fragment: int
@@ -136,8 +143,7 @@ class Fragment:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """The syncer will not work with this learner (another run, layout or an old incarnation)."""
 
     why: str
@@ -147,8 +153,7 @@ class Refused:
 # --- between learners, for recovery only (paper E.3) --------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StateRequest:
+class StateRequest(msgspec.Struct, frozen=True, gc=False):
     """A newcomer asks a healthy peer for its state once that has seen ``stamp`` itself (t_s).
 
     Answered by :class:`StateOffer` and all parts, or by :class:`Refused`.
@@ -160,8 +165,7 @@ class StateRequest:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class StateOffer:
+class StateOffer(msgspec.Struct, frozen=True, gc=False):
     """The donor's state after one of its local steps; its parts follow in order."""
 
     incarnation: int
@@ -178,8 +182,7 @@ class StateOffer:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class StatePart:
+class StatePart(msgspec.Struct, frozen=True, gc=False):
     """One fragment's parameters, first or second moments (``number`` = 3 * fragment + which)."""
 
     number: int
@@ -188,8 +191,7 @@ class StatePart:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class StateAck:
+class StateAck(msgspec.Struct, frozen=True, gc=False):
     """So many parts have come; the donor sends a few beyond that and no more."""
 
     received: int
@@ -221,8 +223,7 @@ STATE_KINDS = 3
 # (reading a fragment of the last completed step's snapshot), so that a pull never waits for a step.
 
 
-@dataclass(frozen=True, slots=True)
-class TrainStep:
+class TrainStep(msgspec.Struct, frozen=True, gc=False):
     """One inner step. The result arrives when the step's (paced) time is over."""
 
     step: int
@@ -230,7 +231,7 @@ class TrainStep:
     """Tells drivers that the emulated chip's tuning (slow, hanging) applies to this job."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # not a Struct: the simulator fills ``began_at_ns`` in
 class StepResult:
     """``began_at_ns`` is on the clock of ``now_ns``; durations in ns."""
 
@@ -241,8 +242,7 @@ class StepResult:
     loss: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(msgspec.Struct, frozen=True, gc=False):
     """Overwrite the fragment's parameters; the inner optimizer's state stays (paper D.1)."""
 
     fragment: int
@@ -250,22 +250,19 @@ class Adopt:
     payload: Payload
 
 
-@dataclass(frozen=True, slots=True)
-class LoadAll:
+class LoadAll(msgspec.Struct, frozen=True, gc=False):
     """Take all fragments as the learner's parameters, with fresh inner optimizer state."""
 
     payloads: tuple[Payload, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True, gc=False):
     """Digests of what the learner now holds: params, moments, step, learning rate."""
 
     digests: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True, gc=False):
     """Encode one fragment of the snapshot taken after the last completed main-lane job.
 
     The driver pins that snapshot when it carries out the effect, in the same critical section as
@@ -280,8 +277,7 @@ class Read:
 # A donor's three jobs run in lane "donor", so that pulls in lane "io" do not wait for them.
 
 
-@dataclass(frozen=True, slots=True)
-class CopyState:
+class CopyState(msgspec.Struct, frozen=True, gc=False):
     """Keep the replica's state after the last completed main-lane job, under ``transfer``.
 
     Pinned like :class:`Read`. The result is a :class:`StateCopy`.
@@ -290,8 +286,7 @@ class CopyState:
     transfer: str
 
 
-@dataclass(frozen=True, slots=True)
-class StateCopy:
+class StateCopy(msgspec.Struct, frozen=True, gc=False):
     """What was pinned; counters as in :class:`StateOffer`."""
 
     trained: int
@@ -299,23 +294,20 @@ class StateCopy:
     digests: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadState:
+class ReadState(msgspec.Struct, frozen=True, gc=False):
     """Encode one part of what was kept as float32; the result is a :class:`Payload`."""
 
     transfer: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropState:
+class DropState(msgspec.Struct, frozen=True, gc=False):
     """Forget what was kept; None is returned."""
 
     transfer: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoadState:
+class LoadState(msgspec.Struct, frozen=True, gc=False):
     """Take a donor's whole state: parameters, moments, counters. The result is :class:`Loaded`.
 
     ``payloads`` are in the order of :class:`StatePart` numbers.
@@ -326,8 +318,7 @@ class LoadState:
     moments: int
 
 
-@dataclass(frozen=True, slots=True)
-class MergeInput:
+class MergeInput(msgspec.Struct, frozen=True, gc=False):
     """One learner's fragment with its weight c_tokens^2 / c_steps."""
 
     unit: str
@@ -337,8 +328,7 @@ class MergeInput:
     """The version that the fragment builds upon, which a change is a change of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(msgspec.Struct, frozen=True, gc=False):
     """Merge ``inputs`` (sorted by unit) into version ``version``: delta, rule, outer step."""
 
     clock: int
@@ -347,8 +337,7 @@ class Merge:
     inputs: tuple[MergeInput, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MergeResult:
+class MergeResult(msgspec.Struct, frozen=True, gc=False):
     """``poisoned`` names inputs that were left out, with the reason; then ``payload`` is the
     merge of the others, or None when fewer than ``quorum`` were left (nothing is committed)."""
 
@@ -359,15 +348,13 @@ class MergeResult:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAll:
+class ReadAll(msgspec.Struct, frozen=True, gc=False):
     """The syncer's current fragments, for a newcomer; ``peer`` says for whom."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(msgspec.Struct, frozen=True, gc=False):
     """Take the parameters and outer state of ``versions``, one per fragment.
 
     The first job of a syncer that was there before. Its worker keeps a merge before the node
@@ -378,8 +365,7 @@ class Restore:
     versions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(msgspec.Struct, frozen=True, gc=False):
     """What is held after a :class:`Restore`; ``damaged`` has the reason for each fragment of which
     only the version before was good."""
 
@@ -387,8 +373,7 @@ class Restored:
     damaged: dict[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Recommit:
+class Recommit(msgspec.Struct, frozen=True, gc=False):
     """Make what is held of the fragment its version ``version``, durably.
 
     Nobody must ever take the lost version for it. The result is a :class:`Recommitted`.
@@ -398,16 +383,14 @@ class Recommit:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recommitted:
+class Recommitted(msgspec.Struct, frozen=True, gc=False):
     """The whole fragment, for everybody, and the digest of its parameters."""
 
     payload: Payload
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class AllFragments:
+class AllFragments(msgspec.Struct, frozen=True, gc=False):
     """Payloads in fragment order."""
 
     payloads: tuple[Payload, ...]
@@ -426,4 +409,5 @@ Job = (
     | ReadAll
     | Restore
     | Recommit
+    | Evaluate
 )

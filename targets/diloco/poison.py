@@ -7,8 +7,7 @@ the sound payload. ``stale`` and ``duplicate`` are the protocol's affair and cha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 
 from targets.diloco import codec, wiretypes
@@ -17,6 +16,9 @@ from targets.diloco.messages import Payload
 
 SCALE = np.float32(1000.0)
 
+UNSPOILT = ("", "stale", "duplicate")
+"""Updates that leave the payload as it is."""
+
 
 def poisoned(payload: Payload, update: str, anchor: Flat | None = None) -> Payload:
     """``payload`` as a unit with that ``Tuning.update`` sends it. Element or byte in the middle.
@@ -24,7 +26,7 @@ def poisoned(payload: Payload, update: str, anchor: Flat | None = None) -> Paylo
     A payload that is a change has its change since ``anchor`` tampered with.
     Raises ``ValueError`` for an update of no known name.
     """
-    if update in ("stale", "duplicate"):
+    if update in UNSPOILT:
         return payload
     if update in ("nan", "inf", "scale"):
         flat = codec.decode(payload.data, payload.dtype, _elements(payload, anchor)).copy()
@@ -38,10 +40,10 @@ def poisoned(payload: Payload, update: str, anchor: Flat | None = None) -> Paylo
     data = bytearray(payload.data)
     if update == "bitflip":
         data[len(data) // 2] ^= 0x10
-        return replace(payload, data=bytes(data))
+        return msgspec.structs.replace(payload, data=bytes(data))
     if update == "truncate":
         half = bytes(data[: len(data) // 2])
-        return replace(payload, data=half, nbytes=len(half))
+        return msgspec.structs.replace(payload, data=half, nbytes=len(half))
     raise ValueError(f"update {update!r} is none that a learner could make")
 
 

@@ -6,8 +6,9 @@ Wrong payloads are made by the worker (``targets.diloco.poison``); here whole me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from faults.base import Tuning
 from targets.diloco.messages import Push
@@ -38,7 +39,7 @@ class TamperedTransport:
         update = self._tuning().update
         if update == "stale":
             first = self._first.setdefault(message.fragment, message)
-            message = replace(
+            message = msgspec.structs.replace(
                 first,
                 incarnation=message.incarnation,
                 request=message.request,

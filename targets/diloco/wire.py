@@ -13,12 +13,12 @@ with a kind, never in another exception, and never in more memory than :class:`L
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from targets.diloco import diloco_pb2 as pb
@@ -212,11 +212,7 @@ def _fill_payload(body: Any, payload: Payload) -> None:
 
 def _fields(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
     hints = get_type_hints(kind)
-    return tuple(
-        (field.name, "tuple" in str(hints[field.name]))
-        for field in dataclasses.fields(kind)
-        if field.name != "clock"
-    )
+    return tuple((name, "tuple" in str(hint)) for name, hint in hints.items() if name != "clock")
 
 
 _FIELDS: dict[type[Any], tuple[tuple[str, bool], ...]] = {k: _fields(k) for k in get_args(Message)}
@@ -422,4 +418,5 @@ def _with_data(message: Message, data: bytes, header: Any) -> Message:
     if header.part == 0 and _absent(header):
         return message
     assert isinstance(message, Push | _Fragments)
-    return dataclasses.replace(message, payload=dataclasses.replace(message.payload, data=data))
+    payload = msgspec.structs.replace(message.payload, data=data)
+    return msgspec.structs.replace(message, payload=payload)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from faults.base import Tuning
 from targets.diloco import wiretypes
@@ -208,4 +209,4 @@ class ScriptedSyncer:
         payload = self._payload(fragment)
         if not payload.relative:
             return payload
-        return replace(payload, dtype="f32", nbytes=self._bytes[fragment])
+        return msgspec.structs.replace(payload, dtype="f32", nbytes=self._bytes[fragment])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as change
 
 from targets.diloco.admission import REFUSALS, Expected, admit, quorum, refusal
 from targets.diloco.messages import Payload, Push
@@ -42,7 +43,7 @@ def test_a_sound_push_is_admitted() -> None:
 
 
 def test_an_older_base_within_the_bound_is_admitted() -> None:
-    assert admit(replace(PUSH, base_version=3, base_clock=30), WANT)[0]
+    assert admit(change(PUSH, base_version=3, base_clock=30), WANT)[0]
 
 
 @pytest.mark.parametrize(
@@ -62,14 +63,14 @@ def test_an_older_base_within_the_bound_is_admitted() -> None:
     ],
 )
 def test_refusals_name_their_kind_and_numbers(changes: dict[str, Any], why: str) -> None:
-    admitted, said = admit(replace(PUSH, **changes), WANT)
+    admitted, said = admit(change(PUSH, **changes), WANT)
     assert not admitted
     assert re.match(why, said)
     assert said.split(":")[0] in REFUSALS
 
 
 def test_size_is_not_judged_when_it_is_not_known() -> None:
-    assert admit(replace(PUSH, payload=Payload("f32", 1, "d")), replace(WANT, elements=None))[0]
+    assert admit(change(PUSH, payload=Payload("f32", 1, "d")), replace(WANT, elements=None))[0]
 
 
 def test_quorum_counts_and_says() -> None:

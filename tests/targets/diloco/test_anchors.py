@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -249,7 +250,9 @@ def test_nonsense_in_a_change_is_refused_and_named() -> None:
 
     anchor = np.frombuffer(cluster.whole()[p].data, np.float32)
     for update, kind in (("nan", "non-finite"), ("bitflip", "checksum"), ("truncate", "truncated")):
-        bad = replace(pushes[0], payload=poisoned(pushes[0].payload, update, anchor))
+        bad = msgspec.structs.replace(
+            pushes[0], payload=poisoned(pushes[0].payload, update, anchor)
+        )
         attempt = cluster.syncer.run(Merge(1, p, 1, (bad,)))
         assert attempt.payload is None
         assert attempt.poisoned["learner-0"].startswith(kind)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,15 +93,15 @@ def test_every_flipped_bit_is_noticed(dtype: str) -> None:
         data = bytearray(payload.data)
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(codec.PayloadError, match=r"^checksum: "):
-            codec.unpack(replace(payload, data=bytes(data)), 4)
+            codec.unpack(msgspec.structs.replace(payload, data=bytes(data)), 4)
 
 
 def test_an_unknown_type_and_missing_data_are_refused() -> None:
     payload = codec.pack([np.zeros(2, np.float32)], "f32")
     with pytest.raises(codec.PayloadError, match="layout: wire type 'f64' is none of f32, bf16"):
-        codec.unpack(replace(payload, dtype="f64"), 2)
+        codec.unpack(msgspec.structs.replace(payload, dtype="f64"), 2)
     with pytest.raises(codec.PayloadError, match="truncated: the payload has no data"):
-        codec.unpack(replace(payload, data=None), 2)
+        codec.unpack(msgspec.structs.replace(payload, data=None), 2)
     with pytest.raises(codec.PayloadError, match="layout"):
         codec.encode([np.zeros(2, np.float32)], "int8")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
@@ -267,7 +266,7 @@ def test_fewer_bytes_than_promised_are_named_truncated_with_the_update_they_belo
     refused = refusal(decoder(), frame)
     assert refused.kind == "truncated"
     assert refused.message is not None
-    assert dataclasses.replace(refused.message) == push
+    assert refused.message == push
 
 
 def test_a_fragment_that_the_layout_does_not_have_is_refused() -> None:

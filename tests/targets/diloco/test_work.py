@@ -8,6 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -252,7 +253,7 @@ def test_a_payload_of_another_layout_is_left_out() -> None:
     good, other = cluster.inputs(1, [0])[0], codec.pack([np.zeros(999, np.float32)], "f32")
     result = cluster.merge(1, [good, MergeInput("learner-1", 1.0, other)])
     assert result.poisoned["learner-1"].startswith("layout: 3996 bytes where")
-    typed = replace(good.payload, dtype="f64")
+    typed = msgspec.structs.replace(good.payload, dtype="f64")
     result = cluster.merge(1, [good, MergeInput("learner-2", 1.0, typed)])
     assert result.poisoned["learner-2"].startswith("layout: wire type 'f64'")
 
