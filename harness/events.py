@@ -74,8 +74,30 @@ class RunStarted(Event, frozen=True, kw_only=True):
     host_fingerprint: str = ""
     repeat: str = ""
     """The command that repeats this run."""
+    target_seed: int | None = None
+    """Seed of a target that stood before the run; None: the run's own."""
     notes: tuple[str, ...] = ()
     """Facts about the request that its values alone do not show (where a trace came from)."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One evaluation of another run; see :class:`Evaluated`."""
+
+    tokens: int
+    loss: float
+    accuracy: float | None = None
+
+
+class ControlMeasured(Event, frozen=True, kw_only=True):
+    """What this run's loss is compared with: the evaluations of a run that was done before it."""
+
+    name: str
+    run: str
+    outcome: str
+    """Its verdict."""
+    conclusive: bool
+    points: tuple[Measured, ...]
+    """In order of tokens."""
 
 
 class SteadyState(Event, frozen=True, kw_only=True):
@@ -210,6 +232,35 @@ class RunEnded(Event, frozen=True, kw_only=True):
     why: str = ""
 
 
+class Replayed(Event, frozen=True, kw_only=True):
+    """What replaying a journal's tape found; the one line of ``replay.jsonl`` beside it.
+
+    Figures count what was compared with the tape. ``t_ns`` is the last instant that was followed.
+    """
+
+    journal: str
+    """SHA-256 of the journal that was replayed, in hex."""
+    merges: int
+    steps: int
+    joins: int
+    difference: str = ""
+    """The first difference in the journal's order, both values named; empty: bit-equal."""
+    difference_line: int = 0
+    unfollowed: tuple[str, ...] = ()
+    """What kept parts of the tape from being followed."""
+    cut: bool = False
+    """The journal ends early; it was followed up to there."""
+    until: int | None = None
+    """The global step after which merges were left out, where that was asked for."""
+    host: str = ""
+    """What differs between the host of the run and that of the replay."""
+    wall_ns: int = 0
+    held_bytes_max: int = 0
+    """Most bytes of fragments in flight at a time."""
+    memory_bytes_max: int = 0
+    """Peak resident size of the replaying process."""
+
+
 # --- units, written by the units themselves -----------------------------------------------------
 
 
@@ -246,6 +297,34 @@ class Joined(Event, frozen=True, kw_only=True):
     digests: dict[str, str] = {}
     donor_digests: dict[str, str] = {}
     nbytes: int = 0
+    versions: tuple[int, ...] = ()
+    """Version of each fragment that the state builds on; empty in journals that do not say."""
+    donor_step: int = 0
+    """The donor's own local step at the copy, which ``step`` is not where learners wait."""
+
+
+class StateCopied(Event, frozen=True, kw_only=True):
+    """A donor pinned its state for ``peer``: after everything that it wrote before this line."""
+
+    unit: str
+    incarnation: int
+    peer: str
+    peer_incarnation: int
+    step: int
+
+
+class Tampered(Event, frozen=True, kw_only=True):
+    """A fault spoilt the payload of ``fragment`` that the learner read after local step ``step``.
+
+    Written when such a push is sent. ``update`` is the fault's own word for it, or empty: the
+    fragment was read again after the same step, and this time nothing was spoilt.
+    """
+
+    unit: str
+    incarnation: int
+    fragment: int
+    step: int
+    update: str
 
 
 class Step(Event, frozen=True, kw_only=True):
@@ -326,6 +405,130 @@ class Merged(Event, frozen=True, kw_only=True):
     bytes_in: int = 0
     """Payload and framing received by this incarnation of the syncer so far, all links."""
     bytes_out: int = 0
+
+
+class LastMerged(Event, frozen=True, kw_only=True):
+    """A restarted syncer repeats its last life's last merge, whose own line may have died with it.
+
+    Counts only where the journal lacks that :class:`Merged`, which :meth:`merged` gives back.
+    """
+
+    unit: str
+    incarnation: int
+    life: int
+    """The life that committed it."""
+    ago_ns: int
+    """How long ago it was committed."""
+    clock: int
+    fragment: int
+    version: int
+    quorum: int
+    contributions: tuple[Contribution, ...]
+    excluded: dict[str, str] = {}
+    reason: str = ""
+    digest: str = ""
+    rule: str = ""
+
+    def merged(self) -> Merged:
+        """The line that was lost, at its own instant."""
+        return Merged(
+            t_ns=self.t_ns - self.ago_ns,
+            unit=self.unit,
+            incarnation=self.life,
+            clock=self.clock,
+            fragment=self.fragment,
+            version=self.version,
+            quorum=self.quorum,
+            contributions=self.contributions,
+            excluded=self.excluded,
+            reason=self.reason,
+            digest=self.digest,
+            rule=self.rule,
+        )
+
+
+class Evaluated(Event, frozen=True, kw_only=True):
+    """The global parameters judged on data that no learner trains on.
+
+    ``tokens`` are exactly those that these parameters have learned from: merged ones, each counted
+    by the parameter share of the fragments into which it was merged, or those of all steps that
+    were not rolled back. Journalled when the answer is there; ``clock`` says of which instant.
+    """
+
+    unit: str
+    incarnation: int
+    clock: int
+    """The global step after which the parameters were like that."""
+    tokens: int
+    steps: int
+    """Inner steps of the learner that is furthest ahead, as last reported."""
+    loss: float
+    """Mean cross-entropy in nats per token, or the trainer's own loss."""
+    accuracy: float | None = None
+    """Share of next tokens that were the likeliest ones."""
+    floor: float | None = None
+    """The least loss that can be had, where it is known."""
+    records: int = 0
+    """Held-out records behind the figures; 0 where they are exact."""
+
+
+class Checkpointed(Event, frozen=True, kw_only=True):
+    """A unit's part of the snapshot of global step ``marker`` is durable.
+
+    What the part holds, so that a cut can be judged without opening it: for a learner its own
+    counters at the instant of the cut, for the syncer what was merged by then.
+    """
+
+    unit: str
+    incarnation: int
+    marker: int
+    step: int
+    """A learner's local step, the syncer's global one."""
+    nbytes: int
+    took_ns: int
+    """From the cut until the part was durable; training went on meanwhile."""
+    digests: dict[str, str] = {}
+    versions: tuple[int, ...] = ()
+    since: tuple[int, ...] = ()
+    """A learner's: local step after which its counters of each fragment began."""
+    merged_through: dict[str, tuple[int, ...]] = {}
+    """The syncer's: learner to the last local step merged into each fragment."""
+    lives: dict[str, int] = {}
+    """The syncer's: learner to the incarnation that ``merged_through`` is about."""
+
+
+class SnapshotComplete(Event, frozen=True, kw_only=True):
+    """Every learner that is still there returned the marker, and its part is durable."""
+
+    unit: str
+    incarnation: int
+    marker: int
+    members: dict[str, int]
+    """Learner to the incarnation whose part belongs to the checkpoint."""
+    omitted: dict[str, str] = {}
+    """Learner to why it has no part; it goes through recovery on resume."""
+    in_flight: dict[str, int] = {}
+    """Learner to its messages from before its own cut that came after the syncer's."""
+    took_ns: int = 0
+
+
+class Resumed(Event, frozen=True, kw_only=True):
+    """A unit goes on from its part of an earlier run's checkpoint. The fields as in
+    :class:`Checkpointed`; what they count goes on in the present run."""
+
+    unit: str
+    incarnation: int
+    run: str
+    """The earlier run."""
+    marker: int
+    step: int
+    digests: dict[str, str] = {}
+    versions: tuple[int, ...] = ()
+    since: tuple[int, ...] = ()
+    merged_through: dict[str, tuple[int, ...]] = {}
+    """The syncer's: of each learner's first life here, which goes on from a part."""
+    in_flight: dict[str, int] = {}
+    """The syncer's: learner to how many recorded messages are replayed once it is back."""
 
 
 class RolledBack(Event, frozen=True, kw_only=True):

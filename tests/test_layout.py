@@ -35,10 +35,12 @@ SANS_IO = (
     "targets/diloco/learner.py",
     "targets/diloco/grace.py",
     "targets/diloco/weighting.py",
+    "targets/diloco/evaluation.py",
     "targets/diloco/fragments.py",
     "targets/diloco/messages.py",
     "targets/spmd/launcher.py",
     "targets/spmd/worker.py",
+    "targets/spmd/progress.py",
     "targets/spmd/messages.py",
     "harness/plan.py",
 )

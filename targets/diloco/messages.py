@@ -108,6 +108,19 @@ class NeedState(msgspec.Struct, frozen=True, gc=False):
     clock: Clock
 
 
+class PartSaved(msgspec.Struct, frozen=True, gc=False):
+    """The learner's part of the snapshot of global step ``marker`` is durable, or why there is
+    none (then ``why`` is not empty and the rest means nothing)."""
+
+    marker: int
+    step: int
+    nbytes: int
+    digest: str
+    """Of the whole part, as its store names it."""
+    why: str
+    clock: Clock
+
+
 # --- syncer to learner --------------------------------------------------------------------------
 
 
@@ -147,6 +160,14 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     """The syncer will not work with this learner (another run, layout or an old incarnation)."""
 
     why: str
+    clock: Clock
+
+
+class SnapshotsKept(msgspec.Struct, frozen=True, gc=False):
+    """Of all snapshots up to ``upto`` only ``markers`` are complete and worth keeping."""
+
+    markers: tuple[int, ...]
+    upto: int
     clock: Clock
 
 
@@ -212,6 +233,8 @@ Message = (
     | StateOffer
     | StatePart
     | StateAck
+    | PartSaved
+    | SnapshotsKept
 )
 
 STATE_KINDS = 3
@@ -318,6 +341,49 @@ class LoadState(msgspec.Struct, frozen=True, gc=False):
     moments: int
 
 
+# Jobs of checkpoints run in lane "checkpoint": nothing that is waited for may wait for a disk.
+
+
+class KeepPart(msgspec.Struct, frozen=True, gc=False):
+    """Write the unit's part of the snapshot of global step ``marker``.
+
+    Pinned like :class:`Read`: the arrays as they are when the node asks, and ``state`` what the
+    node knew then (JSON values). The result is a :class:`PartKept`.
+    """
+
+    marker: int
+    incarnation: int
+    state: dict[str, Any]
+
+
+class PartKept(msgspec.Struct, frozen=True, gc=False):
+    """The part is durable. ``digest`` is of all of it, ``digests`` of what is in it by name."""
+
+    nbytes: int
+    digest: str
+    digests: dict[str, str]
+
+
+class SealSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """Make the checkpoint of ``marker`` a complete one, or with no ``members`` give it up; drop
+    what is older than the complete ones worth keeping. The result is the tuple of their markers.
+    """
+
+    marker: int
+    members: dict[str, str] | None
+    """Unit to the digest of its part."""
+    omitted: dict[str, str] = {}
+    in_flight: tuple[tuple[str, Any], ...] = ()
+    """(Learner, message) in the order of arrival."""
+
+
+class PruneParts(msgspec.Struct, frozen=True, gc=False):
+    """Drop the learner's parts up to marker ``upto`` but for ``keep``."""
+
+    keep: tuple[int, ...]
+    upto: int
+
+
 class MergeInput(msgspec.Struct, frozen=True, gc=False):
     """One learner's fragment with its weight c_tokens^2 / c_steps."""
 
@@ -405,6 +471,9 @@ Job = (
     | CopyState
     | ReadState
     | DropState
+    | KeepPart
+    | PruneParts
+    | SealSnapshot
     | Merge
     | ReadAll
     | Restore

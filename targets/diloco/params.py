@@ -68,6 +68,10 @@ class DilocoParams:
     recovery_peers: Positive = 3
     """Learners that each learner has a link to for recovery, those that follow it in a ring."""
 
+    evaluate_every: Annotated[int, Ge(0)] = 0
+    """Global steps between two evaluations of the global parameters on held-out data; 0: never.
+    They cost no virtual time; a real syncer does them beside its other work."""
+
     trainer: Literal["lm", "quadratic", "scripted"] = "lm"
     step_time_s: Annotated[float, Ge(0)] = 0.1
     """Emulated duration of one inner step; 0 runs as fast as the host can."""
@@ -146,6 +150,8 @@ class DilocoParams:
             found.append(
                 f"experts_chosen is {self.experts_chosen} but there are only {self.experts} experts"
             )
+        if self.evaluate_every and self.trainer == "scripted":
+            found.append("evaluate_every: the scripted trainer learns nothing to evaluate")
         if any(s <= 0 for s in self.speeds):
             found.append("speeds must be positive")
         if any(b < 1 for b in self.batches):

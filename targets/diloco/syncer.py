@@ -29,16 +29,21 @@ The drivers write UnitStarted and UnitReady; everything else a syncer has to say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from msgspec import convert, to_builtins
+
 from harness.events import (
     Contribution,
+    Evaluated,
     Heard,
+    LastMerged,
     LinkDown,
     LinkUp,
     Merged,
+    Resumed,
     RolledBack,
     UnitEnded,
     UnitNote,
@@ -63,6 +68,7 @@ from targets.base import (
     WorkFailed,
 )
 from targets.diloco.admission import Expected, admit, quorum, refusal
+from targets.diloco.evaluation import LANE, Evaluate, Evaluations, Judged
 from targets.diloco.fragments import schedule
 from targets.diloco.grace import Pace, window
 from targets.diloco.liveness import NEVER
@@ -71,10 +77,12 @@ from targets.diloco.messages import (
     Fragment,
     Heartbeat,
     Hello,
+    KeepPart,
     Merge,
     MergeInput,
     MergeResult,
     NeedState,
+    PartSaved,
     Pull,
     Push,
     ReadAll,
@@ -84,10 +92,13 @@ from targets.diloco.messages import (
     Report,
     Restore,
     Restored,
+    SealSnapshot,
+    SnapshotsKept,
     Welcome,
 )
 from targets.diloco.params import DilocoParams
 from targets.diloco.roster import UNKNOWN, Peer, Roster
+from targets.diloco.snapshots import Seam, Snapshots
 from targets.diloco.vector import VectorClock
 from targets.diloco.weighting import weight
 
@@ -116,6 +127,7 @@ class Syncer:
         learners: Sequence[str],
         layout: str,
         elements: Sequence[int] = (),
+        seam: Seam | None = None,
     ) -> None:
         self.name = name
         self.params = params
@@ -136,6 +148,10 @@ class Syncer:
         self.pace = Pace(params.ema_alpha, params.tau)
         self._elements = tuple(elements)
         self._schedule = schedule(params.fragments, params.sync_every)
+        shares = elements or [1] * params.fragments
+        self._evaluations = Evaluations(params.evaluate_every, shares)
+        self._seam = seam
+        self._snapshots = Snapshots(name, params.checkpoint_every, self._note)
         self._clock = VectorClock()
         self._incarnation = 0
         self._now = 0
@@ -170,6 +186,9 @@ class Syncer:
             Report: self._report,
             Push: self._push,
             NeedState: self._need_state,
+            PartSaved: lambda peer, saved: self._out.extend(
+                self._snapshots.saved(peer.name, saved)
+            ),
         }
 
     # --- the Node interface ---------------------------------------------------------------------
@@ -219,20 +238,37 @@ class Syncer:
         for fragment in range(self.params.fragments):
             key = f"fragment/{fragment}"
             saved = event.saved.get(key)
+            if saved is None and self._seam is not None:
+                saved = self._seam.fragments[fragment]
             if saved is not None:
                 self._resume(fragment, saved)
             if key in event.damaged:
                 # The version after this one may have been sent to everybody: never again.
                 self._lost[fragment] = (self.versions[fragment] + 2, event.damaged[key])
-        step = max(self.committed) + 1
+        self._repeat_last(event.saved)
+        step = max(*self.committed, self._snapshots.restarted(event.saved, self._seam)) + 1
         if self._lost:
             step += self.params.sync_every  # nor the step of a merge that is not known any more
         self._open(step)
         self._attempt = self._opened
+        if self._seam is not None and event.incarnation == 1:
+            self._resumed(self._seam)
         if any(self.versions) or self._lost:
             # First in the lane: the worker may have stored one merge that was never saved here.
             self._out.append(Work(Restore(tuple(self.versions))))
             self._not_before = NEVER
+
+    def _resumed(self, seam: Seam) -> None:
+        self._note(
+            Resumed,
+            run=seam.run,
+            marker=seam.marker,
+            step=self.step - 1,
+            digests=seam.digests,
+            versions=tuple(self.versions),
+            merged_through=seam.merged_through,
+            in_flight={name: len(messages) for name, messages in seam.in_flight.items()},
+        )
 
     def _restored(self, job: Restore, result: Restored | None) -> None:
         """The worker holds what was saved, or the version before where the disk was damaged."""
@@ -279,6 +315,7 @@ class Syncer:
         self.versions[fragment] = saved["version"]
         self.committed[fragment] = saved["clock"]
         self.floor[fragment] = saved.get("floor", 0)
+        self._evaluations.resume(fragment, saved)
         for name, (incarnation, through, version) in saved["merged"].items():
             peer = self.roster.by_name.get(name)
             if peer is None or incarnation < peer.incarnation:
@@ -328,6 +365,7 @@ class Syncer:
         if peer.greeted:
             self._note(LinkDown, peer=peer.name, why=why)
         peer.end_session(f"no link: {why}")
+        self._out += self._snapshots.lost(peer.name, f"no link: {why}")
         if self._pending.pop(peer.name, None) is not None:
             self._excluded[peer.name] = f"link lost while its fragment was pulled: {why}"
             if not self._pending:
@@ -370,6 +408,9 @@ class Syncer:
         elif kind is Hello:
             self._hello(peer, message)
         elif peer.greeted:
+            if self._snapshots.listening:
+                self._snapshots.heard(peer.name, message)
+                self._out += self._snapshots.look()
             handler = self._on_message.get(kind)
             if handler is not None:
                 handler(peer, message)
@@ -550,6 +591,7 @@ class Syncer:
             for peer in self.roster.peers:
                 peer.fresh = False
             self._open(self.step + 1)
+            self._cut()
             return
         self._fragment = fragment
         self._request += 1
@@ -673,8 +715,34 @@ class Syncer:
             self._restored(event.job, event.result)
         elif isinstance(event.job, Recommit):
             self._recommitted(event.job, event.result)
+        elif isinstance(event.job, Evaluate):
+            self._judged(event.job, event.result)
+        elif isinstance(event.job, KeepPart):
+            self._out += self._snapshots.kept(event.job, event.result, self._now)
+        elif isinstance(event.job, SealSnapshot):
+            self._sealed(event.job, event.result)
+
+    def _judged(self, job: Evaluate, result: Judged) -> None:
+        self._evaluations.answered()
+        self._note(
+            Evaluated,
+            clock=job.clock,
+            tokens=job.tokens,
+            steps=job.steps,
+            loss=result.loss,
+            accuracy=result.accuracy,
+            floor=result.floor,
+            records=result.records,
+        )
 
     def _work_failed(self, event: WorkFailed) -> None:
+        if isinstance(event.job, Evaluate):
+            self._evaluations.answered()
+            self._note(UnitNote, what="evaluation-failed", detail=event.why)
+            return
+        if isinstance(event.job, KeepPart | SealSnapshot):
+            self._out += self._snapshots.failed(event.job.marker, event.why)
+            return
         if isinstance(event.job, Merge):
             self._note(UnitNote, what="merge-failed", detail=event.why)
             for name in self._admitted:
@@ -713,7 +781,9 @@ class Syncer:
         p = job.fragment
         contributions = self._commit(job)
         self._clock.advance(self.name, job.clock)
-        self._out.append(Save(f"fragment/{p}", self._durable(p, result.digest)))
+        saved = self._durable(p, result.digest)
+        saved["line"] = self._line(contributions, result)
+        self._out.append(Save(f"fragment/{p}", saved))
         message = Fragment(p, job.version, job.clock, result.payload, self._clock.read())
         for peer in self.roster.peers:
             if peer.greeted and not peer.awaiting:
@@ -740,8 +810,56 @@ class Syncer:
             bytes_in=received,
             bytes_out=sent,
         )
+        steps = max((peer.position for peer in self.roster.peers), default=0)
+        if (evaluation := self._evaluations.due(job.clock, steps)) is not None:
+            self._out.append(Work(evaluation, LANE))
         self._job = None
         self._open(job.clock + 1)
+        self._cut()
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        """Step t was closed and t+1 is open: where t is a multiple of T_c, a snapshot begins."""
+        closed = self.step - 1
+        if not self._snapshots.due(closed):
+            return
+        before = self._seam.lives if self._seam is not None else {}
+        peers = self.roster.peers
+        state = {
+            "step": closed,
+            "versions": list(self.versions),
+            "committed": list(self.committed),
+            "fragments": [self._durable(p, "") for p in range(self.params.fragments)],
+            "merged": {
+                peer.name: {
+                    "incarnation": peer.incarnation,
+                    "through": list(peer.merged_through),
+                    "contributed": list(peer.contributed),
+                }
+                for peer in peers
+            },
+            "lives": {peer.name: before.get(peer.name, 0) + peer.incarnation for peer in peers},
+        }
+        members = {peer.name: peer.incarnation for peer in peers if peer.training}
+        omitted = {peer.name: peer.away for peer in peers if not peer.training}
+        self._out += self._snapshots.begin(
+            closed, self._incarnation, state, members, omitted, self._now
+        )
+
+    def _sealed(self, job: SealSnapshot, kept: tuple[int, ...]) -> None:
+        self._snapshots.sealed(job, self._now)
+        told = SnapshotsKept(kept, job.marker, self._clock.read())
+        for peer in self.roster.peers:
+            if peer.greeted:
+                self._send(peer, told)
+
+    def _replay(self, peer: Peer) -> None:
+        """Its messages that were on their way at the cut come now, before any new one."""
+        if self._seam is None or peer.incarnation != 1:
+            return
+        for message in self._seam.in_flight.pop(peer.name, ()):
+            self._on_message[type(message)](peer, message)
 
     def _broadcast(self, peer: Peer, message: Fragment) -> None:
         """Send a merged fragment; whole to a learner that lacks the version it is a change of, and
@@ -764,6 +882,7 @@ class Syncer:
         self.versions[p] = job.version
         self.committed[p] = job.clock
         weights = {given.unit: given.weight for given in job.inputs}
+        self._evaluations.merged(p, sum(push.c_tokens for push, _ in self._admitted.values()))
         contributions = []
         for name, (push, pull_ns) in sorted(self._admitted.items()):
             peer = self.roster.by_name[name]
@@ -794,6 +913,7 @@ class Syncer:
             "version": self.versions[fragment],
             "digest": digest,
             "floor": self.floor[fragment],
+            "tokens": self._evaluations.saved(fragment),
             "merged": {
                 peer.name: [
                     peer.incarnation,
@@ -803,6 +923,50 @@ class Syncer:
                 for peer in self.roster.peers
             },
         }
+
+    def _line(self, contributions: Sequence[Contribution], result: MergeResult) -> dict[str, Any]:
+        """What a later life needs to repeat the journal's line of this merge."""
+        return {
+            "at": self._now,
+            "life": self._incarnation,
+            "quorum": self.params.quorum,
+            "contributions": to_builtins(contributions),
+            "excluded": self._excluded,
+            "reason": self._why,
+            "rule": result.rule,
+        }
+
+    def _repeat_last(self, saved: Mapping[str, Any]) -> None:
+        """The line of the last life's last merge may have died with it, after the merge was sent.
+
+        Only of that one: each merge is told before the next one begins.
+        """
+        found = [
+            (saved[key]["clock"], p)
+            for p in range(self.params.fragments)
+            if "line" in saved.get(key := f"fragment/{p}", ())
+        ]
+        if not found:
+            return
+        clock, p = max(found)
+        value = saved[f"fragment/{p}"]
+        line = value["line"]
+        if line["life"] >= self._incarnation:
+            return  # of another run, whose state this one took over
+        self._note(
+            LastMerged,
+            life=line["life"],
+            ago_ns=self._now - line["at"],
+            clock=clock,
+            fragment=p,
+            version=value["version"],
+            quorum=line["quorum"],
+            contributions=convert(line["contributions"], tuple[Contribution, ...]),
+            excluded=line["excluded"],
+            reason=line["reason"],
+            digest=value["digest"],
+            rule=line["rule"],
+        )
 
     def _send_state(self, job: ReadAll, result: AllFragments) -> None:
         peer = self.roster.by_name[job.peer]

@@ -55,6 +55,25 @@ Gradients: TypeAlias = Callable[
 """(mean loss, parameters, records) to the loss and its gradients."""
 
 
+def _mean_loss(arch: Architecture) -> Callable[[Leaves, jax.Array], jax.Array]:
+    def mean_loss(params: Leaves, records: jax.Array) -> jax.Array:
+        nats, _, balance = _judged(arch, params, records)
+        if balance is None:
+            return jnp.mean(nats)
+        # It pulls at the router, but what is reported is the cross-entropy alone.
+        pull = arch.balance * balance
+        return jnp.mean(nats) + pull - jax.lax.stop_gradient(pull)
+
+    return mean_loss
+
+
+def gradient(arch: Architecture) -> Callable[[Leaves, jax.Array], tuple[jax.Array, Leaves]]:
+    """The function ``(params, records uint8 [B, S + 1]) -> (mean loss, gradients)``."""
+    found: Callable[[Leaves, jax.Array], tuple[jax.Array, Leaves]]
+    found = jax.value_and_grad(_mean_loss(arch))
+    return found
+
+
 def inner_step(
     arch: Architecture, differentiate: Gradients | None = None
 ) -> Callable[..., tuple[list[jax.Array], list[jax.Array], list[jax.Array], jax.Array]]:
@@ -70,13 +89,7 @@ def inner_step(
     clip = optax.clip_by_global_norm(CLIP_NORM)
     adam = optax.scale_by_adam(*BETAS, eps=EPSILON)
 
-    def mean_loss(params: Leaves, records: jax.Array) -> jax.Array:
-        nats, _, balance = _judged(arch, params, records)
-        if balance is None:
-            return jnp.mean(nats)
-        # It pulls at the router, but what is reported is the cross-entropy alone.
-        pull = arch.balance * balance
-        return jnp.mean(nats) + pull - jax.lax.stop_gradient(pull)
+    mean_loss = _mean_loss(arch)
 
     def step(
         params: list[jax.Array],

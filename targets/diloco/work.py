@@ -27,6 +27,7 @@ from targets.diloco import arrays, codec, trainers
 from targets.diloco.accelerator import Paced
 from targets.diloco.anchors import Received, Sent
 from targets.diloco.arrays import Flat, Merged, Outer, Rule
+from targets.diloco.evaluation import Evaluate, Judged
 from targets.diloco.messages import (
     STATE_KINDS,
     Adopt,
@@ -54,9 +55,9 @@ from targets.diloco.messages import (
 )
 from targets.diloco.outliers import UsualNorm
 from targets.diloco.params import DilocoParams
-from targets.diloco.poison import poisoned
+from targets.diloco.poison import UNSPOILT, poisoned
 from targets.diloco.storage import FragmentStore, StateDamaged, StateError, Store
-from targets.diloco.trainers.base import Arrays, Layout, Snapshot, State, Trainer
+from targets.diloco.trainers.base import Arrays, Layout, Quality, Snapshot, State, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def cost_ns(job: Job, step_ns: int, layout_bytes: Sequence[int], costs: Costs) -
             return costs.moved(costs.read_ns, layout_bytes[number // STATE_KINDS])
         case CopyState():
             return costs.moved(costs.read_ns, STATE_KINDS * sum(layout_bytes))
-        case DropState():
+        case DropState() | Evaluate():
             return 0
         case LoadAll():
             return costs.moved(costs.load_ns, sum(layout_bytes))
@@ -246,7 +247,10 @@ class LearnerWorker:
             payload = self._received.pack(fragment, _flat(read), anchor)
         else:
             payload = codec.pack(read, self._params.wire_up)
-        return poisoned(payload, update, anchor) if update else payload
+        if update in UNSPOILT:
+            return payload
+        bad = poisoned(payload, update, anchor)
+        return Payload(bad.dtype, bad.nbytes, bad.digest, bad.data, tampered=update)
 
     def _part(self, snapshot: Snapshot, number: int) -> Payload:
         fragment, which = divmod(number, STATE_KINDS)
@@ -297,9 +301,11 @@ class SyncerWorker:
         backend: arrays.Backend | None = None,
         cache_dir: str = "",
         costs: Costs | None = None,
+        evaluate: Callable[[Arrays], Quality | None] | None = None,
     ) -> None:
         self.layout = layout
         self.costs = costs or Costs()
+        self._evaluate = evaluate
         self._usual = [UsualNorm() for _ in layout.fragments]
         self._params = params
         self._outer = Outer(params.outer_lr, params.outer_momentum)
@@ -366,7 +372,7 @@ class SyncerWorker:
         return Recommitted(self._payload(p), codec.digest([theta]))
 
     def run(self, job: Job) -> Any:
-        """Carry out :class:`Merge`, :class:`ReadAll`, :class:`Restore` or :class:`Recommit`.
+        """Carry out a job of a syncer.
 
         A merge of version v builds upon version v - 1, whatever is held. Raises
         ``storage.StateError`` when that is not at hand any more.
@@ -380,11 +386,33 @@ class SyncerWorker:
                 return self._recommitted(job)
             case ReadAll():
                 return AllFragments(tuple(self._payload(p) for p in range(len(self._theta))))
+            case Evaluate():
+                return self.bind(job)()
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")
+
+    def compute(self, job: Job) -> Any:
+        """Carry out a main-lane job."""
+        return self.run(job)
+
+    def bind(self, job: Job) -> Callable[[], Any]:
+        """``job`` as a call. An evaluation is one of the parameters as they are now: a driver calls
+        this in the critical section in which the node asked, when no merge is under way."""
+        if isinstance(job, Evaluate):
+            return partial(self._judged, [theta.copy() for theta in self._theta])
+        return partial(self.run, job)
 
     def cost_ns(self, job: Job) -> int:
         """Virtual duration of ``job``."""
         return cost_ns(job, 0, self._bytes, self.costs)
+
+    def _judged(self, thetas: list[Flat]) -> Judged:
+        layout = self.layout
+        split = [codec.split(theta, layout.shapes(p)) for p, theta in enumerate(thetas)]
+        found = self._evaluate(layout.join(split)) if self._evaluate is not None else None
+        if found is None:
+            raise RuntimeError("this trainer has nothing to evaluate")
+        records = found.tokens // self._params.sequence
+        return Judged(found.loss, found.accuracy, found.floor, records)
 
     def theta(self, fragment: int) -> Flat:
         """The fragment as it is now: flat float32, not to be written to."""
@@ -574,8 +602,13 @@ def syncer_worker(
         from targets.diloco.work_scripted import ScriptedSyncer
 
         return ScriptedSyncer(layout, params, memory)
-    initial = trainers.load(params.trainer).initial(params, seed)
-    return SyncerWorker(layout, params, initial, store, cache_dir=cache_dir)
+    module = trainers.load(params.trainer)
+
+    def evaluate(arrays: Arrays) -> Quality | None:
+        return module.evaluate(params, arrays, seed)
+
+    initial = module.initial(params, seed)
+    return SyncerWorker(layout, params, initial, store, cache_dir=cache_dir, evaluate=evaluate)
 
 
 def disk_store(params: DilocoParams, seed: int, state_dir: Path) -> Store:

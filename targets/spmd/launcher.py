@@ -48,6 +48,7 @@ from targets.spmd.messages import (
     Regroup,
 )
 from targets.spmd.params import SpmdParams
+from targets.spmd.progress import Progress
 
 RETURN_NS = 30_000_000_000
 """Elastic: a survivor of the last world that is not back by then is done without."""
@@ -80,6 +81,7 @@ class Launcher:
         self._regrouping = ""
         self._step = 0
         self._reached: set[str] = set()
+        self._progress = Progress(params.batch * params.sequence)
         diloco = params.as_diloco()
         self._links = {unit: Link(unit, diloco) for unit in params.names()}
         self._incarnation = 0
@@ -114,6 +116,7 @@ class Launcher:
             case Started(incarnation=incarnation, saved=saved):
                 self._incarnation = incarnation
                 self.world = int(saved.get("world", 0))
+                self._progress.resume(saved.get("progress", ()))
             case Connected(peer=peer):
                 self._links[peer].opened(self._now)
                 self._note(LinkUp, peer=peer)
@@ -251,11 +254,21 @@ class Launcher:
         missing = [u for u in self.params.names() if u not in chosen]
         why = f"without {', '.join(missing)}" if missing else "all workers"
         self._note(WorldFormed, world=self.world, members=chosen, step=step, why=why)
+        tokens = 0
+        if self.params.evaluate_every:
+            tokens = self._progress.tokens(step)
+            self._progress.begin(step, len(chosen))
+            self._out.append(Save("progress", self._progress.saved()))
+        form = Form(
+            world=self.world,
+            members=chosen,
+            address=address,
+            step=step,
+            share=share,
+            tokens=tokens,
+        )
         for member in chosen:
-            self._send(
-                member,
-                Form(world=self.world, members=chosen, address=address, step=step, share=share),
-            )
+            self._send(member, form)
         # All its members are new processes, so the worlds before have none left that matter.
         if len(chosen) == self.params.workers:
             self._out.append(Work(CloseWorlds(self.world)))

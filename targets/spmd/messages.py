@@ -10,6 +10,8 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from targets.diloco.evaluation import Evaluate
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Root of all messages."""
@@ -60,6 +62,8 @@ class Form(Message, frozen=True, kw_only=True):
     address: str
     step: int
     share: int = -1
+    tokens: int = 0
+    """Tokens in the parameters after ``step``; only counted where something is evaluated."""
 
 
 class Break(Message, frozen=True, kw_only=True):
@@ -163,5 +167,5 @@ class CloseWorlds:
     before: int
 
 
-JobOfWorker: TypeAlias = Look | Enter | Advance | Keep
+JobOfWorker: TypeAlias = Look | Enter | Advance | Keep | Evaluate
 JobOfLauncher: TypeAlias = OpenWorld | CloseWorlds

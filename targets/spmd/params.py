@@ -35,6 +35,13 @@ class SpmdParams:
     """A worker that was not heard for so long ends its world: a collective never gives up a
     frozen peer by itself."""
 
+    gradients: bool = False
+    """Simulated runtime only: real gradients in virtual time, instead of steps that are only
+    counted. Real units always compute."""
+    evaluate_every: Annotated[int, Ge(0)] = 0
+    """Steps between two evaluations of the parameters on held-out data, by the worker of rank 0;
+    0: never."""
+
     step_time_s: Annotated[float, Ge(0)] = 0.1
     """Emulated duration of one step; 0 runs as fast as the host can."""
     batch: Positive = 8

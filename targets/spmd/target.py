@@ -27,7 +27,7 @@ def create(params: Mapping[str, Any], seed: int) -> SpmdTarget:
         problems += found.about(lm.problems(found.value.as_diloco()))
     if problems:
         raise SpecError("target.params", problems)
-    return SpmdTarget(found.value)
+    return SpmdTarget(found.value, seed)
 
 
 def params_schema() -> dict[str, Any]:
@@ -40,15 +40,18 @@ class SpmdTarget:
 
     name = "spmd"
 
-    def __init__(self, checked: SpmdParams) -> None:
+    def __init__(self, checked: SpmdParams, seed: int) -> None:
         self.checked = checked
+        self.seed = seed
         self.params: Mapping[str, Any] = parameters.plain(checked)
+        self._world: Any = None
+        """What simulated workers with real gradients share."""
         self._disks: dict[str, list[int]] = {name: [] for name in checked.names()}
 
     def units(self) -> Sequence[UnitSpec]:
         """The launcher, then the workers, which are learners to faults and reports."""
         params = self.checked
-        launcher = UnitSpec(UnitInfo(name=LAUNCHER, role="syncer"))
+        launcher = UnitSpec(UnitInfo(name=LAUNCHER, role="syncer"), traits=frozenset({"link"}))
         return [launcher, *(self._worker(i) for i in range(params.workers))]
 
     def _worker(self, number: int) -> UnitSpec:
@@ -60,7 +63,12 @@ class SpmdTarget:
             tokens_per_step=params.batch * params.sequence,
             step_time_ns=params.step_ns,
         )
-        return UnitSpec(info, links=(LAUNCHER,), config={"index": number})
+        return UnitSpec(
+            info,
+            links=(LAUNCHER,),
+            config={"index": number},
+            traits=frozenset({"steps", "durable", "link"}),
+        )
 
     def fragments(self) -> tuple[int, ...]:
         """None: nothing is merged, every step is one step of all."""
@@ -79,7 +87,17 @@ class SpmdTarget:
 
         if unit == LAUNCHER:
             return SimulatedLauncher()
+        if self.checked.gradients:
+            return self._gradient_worker(unit)
         return SimulatedWorker(self.checked, self._disks[unit])
+
+    def _gradient_worker(self, unit: str) -> BaseWorker:
+        from targets.spmd.gradients import GradientWorker, SharedWorld
+
+        if self._world is None:
+            self._world = SharedWorld(self.checked, self.seed, {n: {} for n in self._disks})
+        number = self.checked.names().index(unit)
+        return GradientWorker(self.checked, self._disks[unit], world=self._world, number=number)
 
     def module(self) -> str:
         """What a real unit runs."""

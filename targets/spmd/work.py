@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from targets.diloco import codec, data
+import numpy as np
+
+from targets.diloco import architecture, codec, data
 from targets.diloco.accelerator import Pacer
+from targets.diloco.evaluation import Evaluate, Judged
 from targets.diloco.trainers import lm
 from targets.spmd.checkpoints import CheckpointError, Checkpoints, Flat
 from targets.spmd.messages import (
@@ -69,14 +72,16 @@ class SpmdWorker:
         self._snapshot = self._world.snapshot()
 
     def bind(self, job: Any) -> Callable[[], Any]:
-        """A :class:`Keep` of the state published last."""
+        """A :class:`Keep` or an :class:`Evaluate` of the state published last."""
+        if isinstance(job, Evaluate) and self._snapshot is not None:
+            return partial(self._judge, self._snapshot)
         if not isinstance(job, Keep) or self._snapshot is None:
             raise TypeError(f"not a job of a worker's other lanes: {type(job).__name__}")
         return partial(self._keep, job.step, self._snapshot)
 
     def run(self, job: Any) -> Any:
         """Everything at once, for whoever has no lanes."""
-        if isinstance(job, Keep):
+        if isinstance(job, Keep | Evaluate):
             return self.bind(job)()
         result = self.compute(job)
         self.publish()
@@ -131,6 +136,15 @@ class SpmdWorker:
             loss=loss,
             waited=(arrived_ns, met_ns) if waited else None,
         )
+
+    def _judge(self, snapshot: Callable[[], Flat]) -> Judged:
+        tensors = architecture.tensors(architecture.SIZES[self._params.model])
+        ends = np.cumsum([t.elements for t in tensors])
+        parts = np.split(snapshot()[: ends[-1]], ends[:-1])
+        arrays = [part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)]
+        found = lm.evaluate(self._settings, arrays, self._seed)
+        records = found.tokens // self._params.sequence
+        return Judged(found.loss, found.accuracy, found.floor, records)
 
     def _keep(self, step: int, snapshot: Callable[[], Flat]) -> None:
         self._checkpoints.save(step, snapshot())
@@ -208,6 +222,8 @@ class SimulatedWorker:
                 return self.costs.enter_ns
             case Keep():
                 return self.costs.keep_ns
+            case Evaluate():
+                return 0
         return self.params.step_ns or self.costs.step_ns
 
 

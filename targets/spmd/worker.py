@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.events import Joined, LinkDown, LinkUp, Step, UnitEnded, UnitNote, Waited
+from harness.events import Evaluated, Joined, LinkDown, LinkUp, Step, UnitEnded, UnitNote, Waited
 from targets.base import (
     Connected,
     Disconnect,
@@ -32,6 +32,7 @@ from targets.base import (
     WorkDone,
     WorkFailed,
 )
+from targets.diloco.evaluation import LANE, Evaluate, Judged
 from targets.diloco.liveness import Link
 from targets.spmd.messages import (
     Advance,
@@ -179,6 +180,8 @@ class Worker:
                 self._advanced(job, result)
             case Keep(step=step):
                 self._kept(step)
+            case Evaluate():
+                self._judged(job, result)
 
     def _entered(self, form: Form, rank: int, result: Entered) -> None:
         self.step = form.step
@@ -237,7 +240,9 @@ class Worker:
 
     def _failed(self, job: Any, why: str) -> None:
         why = why[:WHY_MAX]
-        if isinstance(job, Keep):
+        if isinstance(job, Evaluate):
+            self._note(UnitNote, what="evaluation-failed", detail=f"step {job.steps}: {why}")
+        elif isinstance(job, Keep):
             self._note(UnitNote, what="checkpoint-failed", detail=f"step {job.step}: {why}")
             self._kept(job.step)
         elif isinstance(job, Look) or self.form is None:
@@ -252,7 +257,30 @@ class Worker:
         self._send(Leaving(world=self.form.world, step=self.step))
         self._end(f"world {self.form.world} is formed anew after step {self.step}", RESTART)
 
+    def _evaluate(self) -> None:
+        """After a step of all, by rank 0: what is evaluated is everybody's."""
+        every, form = self.params.evaluate_every, self.form
+        if not every or self.step % every or form is None or self.step == form.step:
+            return
+        if form.members[0] == self.name:
+            size = len(form.members) * self.params.batch * self.params.sequence
+            tokens = form.tokens + (self.step - form.step) * size
+            self._out.append(Work(Evaluate(self.step, tokens, self.step), LANE))
+
+    def _judged(self, job: Evaluate, result: Judged) -> None:
+        self._note(
+            Evaluated,
+            clock=job.clock,
+            tokens=job.tokens,
+            steps=job.steps,
+            loss=result.loss,
+            accuracy=result.accuracy,
+            floor=result.floor,
+            records=result.records,
+        )
+
     def _next(self) -> None:
+        self._evaluate()
         self._out.append(Work(Advance(self.step + 1)))
 
     def _waited(self, began_ns: int, ended_ns: int) -> None:

@@ -113,6 +113,20 @@ class State:
     """Inner steps that the moments have seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good parameters are on data that no learner trains on."""
+
+    loss: float
+    """Mean cross-entropy in nats per token, or the trainer's own loss."""
+    accuracy: float | None
+    """Share of next tokens that were the model's likeliest one."""
+    floor: float | None
+    """The least loss that can be had (the data's entropy rate), when it is known."""
+    tokens: int
+    """Held-out tokens behind the figures; 0 where they are exact."""
+
+
 class Snapshot(Protocol):
     """The replica after one completed inner step; never changes once taken.
 
@@ -193,6 +207,11 @@ class TrainerModule(Protocol):
     def initial(self, params: DilocoParams, seed: int) -> Arrays:
         """Initial parameters, in the order of ``tensors``; NumPy only, without JAX, and the same
         bits in every process. The syncer starts from these and sends them to every learner."""
+        ...
+
+    def evaluate(self, params: DilocoParams, arrays: Arrays, seed: int) -> Quality | None:
+        """Quality of ``arrays`` (order of ``tensors``); None when there is nothing to judge. The
+        same arguments give the same numbers."""
         ...
 
     def tokens_per_step(self, params: DilocoParams, learner: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from targets.diloco import architecture, codec, compiled, data
 from targets.diloco.architecture import Architecture
 from targets.diloco.params import DilocoParams
-from targets.diloco.trainers.base import Arrays, Layout, State, Tensor, Trained
+from targets.diloco.trainers.base import Arrays, Layout, Quality, State, Tensor, Trained
 
 DECAY_STEPS = 2000
 """After warm-up the learning rate falls as ``sqrt(DECAY_STEPS / (DECAY_STEPS + step))``: it needs
@@ -188,7 +188,7 @@ class LmTrainer:
         """See ``Trainer.write``; earlier snapshots keep their values."""
         params = list(self._params)
         members = self.layout.fragments[fragment]
-        for index, array in zip(members, self._put(arrays), strict=True):
+        for index, array in zip(members, map(_own, arrays), strict=True):
             if array.shape != params[index].shape:
                 name = self.layout.tensors[index].name
                 raise ValueError(f"{name} has shape {params[index].shape}, got {array.shape}")
@@ -231,11 +231,64 @@ class LmTrainer:
         )
 
 
+def _own(array: Any) -> Any:
+    """The array itself when nobody can write to it, else a copy. It goes to the device with the
+    next step's other arguments; a transfer of its own takes longer than many a fragment's copy."""
+    fresh = np.ascontiguousarray(array, np.float32)
+    return fresh.copy() if fresh is array and fresh.flags.writeable else fresh
+
+
 # --- compiled programs --------------------------------------------------------------------------
+
+
+_kept: dict[tuple[Any, ...], compiled.Program] = {}
+"""What this process has made ready without a folder to keep it in: a simulated run has all the
+learners, and all their lives, in one process."""
+
+
+def _once(key: tuple[Any, ...], cache_dir: str, obtain: Any) -> compiled.Program:
+    if cache_dir:
+        program: compiled.Program = obtain()
+        return program
+    if key not in _kept:
+        _kept[key] = obtain()
+    return _kept[key]
 
 
 def step_program(params: DilocoParams, batch: int, cache_dir: str = "") -> compiled.Program:
     """The inner step for ``batch`` sequences (see ``targets.diloco.training.inner_step``)."""
+    key = ("step", architecture.of_params(params), batch, params.sequence)
+    return _once(key, cache_dir, lambda: _step_program(params, batch, cache_dir))
+
+
+def evaluation_program(params: DilocoParams, batch: int, cache_dir: str = "") -> compiled.Program:
+    """See ``targets.diloco.training.evaluation``."""
+    key = ("evaluate", architecture.of_params(params), batch, params.sequence)
+    return _once(key, cache_dir, lambda: _evaluation_program(params, batch, cache_dir))
+
+
+def _evaluation_program(params: DilocoParams, batch: int, cache_dir: str) -> compiled.Program:
+    import jax
+
+    arch = architecture.of_params(params)
+    leaves, shape, _, _ = _shapes(arch, batch, params.sequence)
+
+    def make() -> Any:
+        from targets.diloco.training import evaluation
+
+        return evaluation(arch)
+
+    return compiled.obtain(
+        f"evaluate-{params.model}-{params.form}",
+        make,
+        (leaves, shape),
+        jax.ShapeDtypeStruct((2,), np.float32),
+        parts=_parts(arch),
+        cache_dir=cache_dir,
+    )
+
+
+def _step_program(params: DilocoParams, batch: int, cache_dir: str) -> compiled.Program:
     arch = architecture.of_params(params)
     leaves, records, scalar, count = _shapes(arch, batch, params.sequence)
 
@@ -281,19 +334,6 @@ def _parts(arch: Architecture) -> dict[str, str]:
 # --- quality ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """How good parameters are on text that no learner trained on."""
-
-    loss: float
-    """Mean cross-entropy in nats per byte."""
-    accuracy: float
-    """Share of next bytes that were the model's likeliest one."""
-    floor: float | None
-    """Entropy rate of the data in nats per byte, when it is known."""
-    tokens: int
-
-
 def evaluate(
     params: DilocoParams, arrays: Arrays, seed: int, *, records: int = 512, cache_dir: str = ""
 ) -> Quality:
@@ -302,25 +342,10 @@ def evaluate(
     Raises ``data.DataError`` for unusable text. The same arguments give the same numbers.
     """
     jax = compiled.start_jax()
-    arch = architecture.of_params(params)
     source = data.open_source(params, seed)
     held_out = source.held_out(records)
     batch = min(32, len(held_out))
-    leaves, shape, _, _ = _shapes(arch, batch, params.sequence)
-
-    def make() -> Any:
-        from targets.diloco.training import evaluation
-
-        return evaluation(arch)
-
-    program = compiled.obtain(
-        f"evaluate-{params.model}-{params.form}",
-        make,
-        (leaves, shape),
-        jax.ShapeDtypeStruct((2,), np.float32),
-        parts=_parts(arch),
-        cache_dir=cache_dir,
-    )
+    program = evaluation_program(params, batch, cache_dir)
     device = [jax.device_put(np.array(a, np.float32, order="C")) for a in arrays]
     # Whole batches only, so that one compiled shape serves; the rest of a batch is left out.
     batches = [held_out[i : i + batch] for i in range(0, len(held_out) - batch + 1, batch)]

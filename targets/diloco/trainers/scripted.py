@@ -103,6 +103,10 @@ def initial(params: DilocoParams, seed: int) -> Arrays:
     return [np.zeros(t.shape, dtype=np.float32) for t in tensors(params)]
 
 
+def evaluate(params: DilocoParams, arrays: Arrays, seed: int) -> None:
+    """Nothing: these parameters mean nothing."""
+
+
 def create(
     params: DilocoParams, learner: int, seed: int, *, life: int = 1, cache_dir: str = ""
 ) -> ScriptedTrainer:
