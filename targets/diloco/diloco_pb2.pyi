@@ -17,7 +17,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[bytes] = ..., chunk: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("format", "run", "sender", "incarnation", "clock", "number", "part", "parts", "total", "hello", "report", "push", "heartbeat", "welcome", "pull", "fragment", "refused", "need_state", "state_request", "state_offer", "state_part", "state_ack")
+    __slots__ = ("format", "run", "sender", "incarnation", "clock", "number", "part", "parts", "total", "hello", "report", "push", "heartbeat", "welcome", "pull", "fragment", "refused", "need_state", "state_request", "state_offer", "state_part", "state_ack", "part_saved", "snapshots_kept")
     class ClockEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class Header(_message.Message):
     STATE_OFFER_FIELD_NUMBER: _ClassVar[int]
     STATE_PART_FIELD_NUMBER: _ClassVar[int]
     STATE_ACK_FIELD_NUMBER: _ClassVar[int]
+    PART_SAVED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_KEPT_FIELD_NUMBER: _ClassVar[int]
     format: int
     run: str
     sender: str
@@ -69,7 +71,9 @@ class Header(_message.Message):
     state_offer: StateOffer
     state_part: StatePart
     state_ack: StateAck
-    def __init__(self, format: _Optional[int] = ..., run: _Optional[str] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., clock: _Optional[_Mapping[str, int]] = ..., number: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., total: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., need_state: _Optional[_Union[NeedState, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., state_offer: _Optional[_Union[StateOffer, _Mapping]] = ..., state_part: _Optional[_Union[StatePart, _Mapping]] = ..., state_ack: _Optional[_Union[StateAck, _Mapping]] = ...) -> None: ...
+    part_saved: PartSaved
+    snapshots_kept: SnapshotsKept
+    def __init__(self, format: _Optional[int] = ..., run: _Optional[str] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., clock: _Optional[_Mapping[str, int]] = ..., number: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., total: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., need_state: _Optional[_Union[NeedState, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., state_offer: _Optional[_Union[StateOffer, _Mapping]] = ..., state_part: _Optional[_Union[StatePart, _Mapping]] = ..., state_ack: _Optional[_Union[StateAck, _Mapping]] = ..., part_saved: _Optional[_Union[PartSaved, _Mapping]] = ..., snapshots_kept: _Optional[_Union[SnapshotsKept, _Mapping]] = ...) -> None: ...
 
 class Payload(_message.Message):
     __slots__ = ("dtype", "nbytes", "digest", "absent")
@@ -230,3 +234,25 @@ class StateAck(_message.Message):
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     received: int
     def __init__(self, received: _Optional[int] = ...) -> None: ...
+
+class PartSaved(_message.Message):
+    __slots__ = ("marker", "step", "nbytes", "digest", "why")
+    MARKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    marker: int
+    step: int
+    nbytes: int
+    digest: str
+    why: str
+    def __init__(self, marker: _Optional[int] = ..., step: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SnapshotsKept(_message.Message):
+    __slots__ = ("markers", "upto")
+    MARKERS_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    markers: _containers.RepeatedScalarFieldContainer[int]
+    upto: int
+    def __init__(self, markers: _Optional[_Iterable[int]] = ..., upto: _Optional[int] = ...) -> None: ...

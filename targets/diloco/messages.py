@@ -102,7 +102,8 @@ class Heartbeat(msgspec.Struct, frozen=True, gc=False):
 
 
 class NeedState(msgspec.Struct, frozen=True, gc=False):
-    """A learner without state asks the syncer for every fragment: no peer could give it its own."""
+    """Who has no state asks for every fragment: a learner the syncer, when no peer could give it
+    its own, and a syncer whose disk is lost a learner (``targets.diloco.rescue``)."""
 
     why: str
     clock: Clock
@@ -442,11 +443,13 @@ class Restored(msgspec.Struct, frozen=True, gc=False):
 class Recommit(msgspec.Struct, frozen=True, gc=False):
     """Make what is held of the fragment its version ``version``, durably.
 
-    Nobody must ever take the lost version for it. The result is a :class:`Recommitted`.
+    Nobody must ever take the lost version for it. The result is a :class:`Recommitted`. With a
+    ``payload`` that is what the fragment becomes, without any momentum.
     """
 
     fragment: int
     version: int
+    payload: Payload | None = None
 
 
 class Recommitted(msgspec.Struct, frozen=True, gc=False):

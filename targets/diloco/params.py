@@ -72,6 +72,9 @@ class DilocoParams:
     """Global steps between two evaluations of the global parameters on held-out data; 0: never.
     They cost no virtual time; a real syncer does them beside its other work."""
 
+    checkpoint_every: Annotated[int, Ge(0)] = 0
+    """T_c: global steps between two snapshots of the whole cluster (paper E.2); 0: never."""
+
     trainer: Literal["lm", "quadratic", "scripted"] = "lm"
     step_time_s: Annotated[float, Ge(0)] = 0.1
     """Emulated duration of one inner step; 0 runs as fast as the host can."""

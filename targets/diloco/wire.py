@@ -28,11 +28,13 @@ from targets.diloco.messages import (
     Hello,
     Message,
     NeedState,
+    PartSaved,
     Payload,
     Pull,
     Push,
     Refused,
     Report,
+    SnapshotsKept,
     StateAck,
     StateOffer,
     StatePart,
@@ -80,6 +82,8 @@ _BODIES: dict[type[Any], str] = {
     StateOffer: "state_offer",
     StatePart: "state_part",
     StateAck: "state_ack",
+    PartSaved: "part_saved",
+    SnapshotsKept: "snapshots_kept",
 }
 _Fragments = Fragment | StatePart
 
