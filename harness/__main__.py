@@ -12,6 +12,7 @@ from harness.errors import ChaosError
 COMMANDS: dict[str, str] = {
     "run": "break a training cluster while it trains, and say what happened",
     "report": "compute the reports of a run directory anew from its journal",
+    "replay": "follow a run's event tape: does everything come out bit-equal again",
     "gate": "judge a run directory by its exit status",
     "compare": "two runs side by side",
     "twin": "the same experiment live and simulated: do the two tell the same story",

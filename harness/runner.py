@@ -118,6 +118,12 @@ def run(
 
 def started(experiment: Experiment) -> RunStarted:
     """The first line of the experiment's journal."""
+def _other_seed(experiment: Experiment) -> int | None:
+    """The target's seed where it is not the run's: one that stood there before."""
+    seed: int | None = getattr(experiment.target, "seed", None)
+    return None if seed == experiment.seed else seed
+
+
     # A simulated journal is a pure function of spec and seed: no host fact may enter it.
     virtual = isinstance(experiment.runtime.clock, VirtualClock)
     facts = {} if virtual else harness.rundir.host_facts()
@@ -139,6 +145,7 @@ def started(experiment: Experiment) -> RunStarted:
         host_fingerprint=facts.get("fingerprint", ""),
         repeat=experiment.repeat,
         notes=tuple(
+        target_seed=_other_seed(experiment),
             notes(
                 experiment.spec.faults,
                 candidates(experiment.target),

@@ -6,6 +6,7 @@ journal that is cut, torn or out of order gives a history whose ``problems`` say
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from reports.lives import FaultWindow, Life, Seen
 
 JOURNAL = "journal.jsonl"
 """Name of the journal inside a run directory."""
+
+REPLAY = "replay.jsonl"
+"""Name of what a replay of the journal found, beside it."""
 
 _TEARDOWN = (ev.UnitExited, ev.UnitEnded, ev.ResidueFound, ev.RunEnded, ev.ProxyChanged)
 """Kinds that teardown writes; they do not stretch the window of a run without a quiet tail."""
@@ -54,6 +58,10 @@ class History:
     ended: Seen[ev.RunEnded] | None = None
     last_ns: int = 0
     """The latest instant outside teardown."""
+    replayed: ev.Replayed | None = None
+    """What the last replay found, if there was one."""
+    replayed_other: bool = False
+    """It was of other bytes than this journal's."""
     problems: tuple[str, ...] = ()
     """All that is wrong with the journal: what is damaged, and whether it ends early."""
     damage: tuple[str, ...] = ()
@@ -152,7 +160,20 @@ def read_history(run_dir: Path) -> History:
     Raises ``harness.errors.JournalError`` when there is no journal or it holds no event.
     """
     path = run_dir / JOURNAL if run_dir.is_dir() else run_dir
-    return fold(read_journal(path))
+    history = fold(read_journal(path))
+    _read_replay(history, path)
+    return history
+
+
+def _read_replay(history: History, journal: Path) -> None:
+    """Take in what a replay left beside the journal."""
+    path = journal.with_name(REPLAY)
+    if path.is_file():
+        found = [e for e in read_journal(path).events if isinstance(e, ev.Replayed)]
+        if found:
+            history.replayed = found[-1]
+            digest = hashlib.sha256(journal.read_bytes()).hexdigest()
+            history.replayed_other = digest != found[-1].journal
 
 
 def fold(journal: JournalText) -> History:
@@ -167,6 +188,7 @@ def fold(journal: JournalText) -> History:
             known.append(Seen(line, event))
     known.sort(key=lambda s: (s.event.t_ns, s.line))
     run = next((s.event for s in known if isinstance(s.event, ev.RunStarted)), None)
+    known = _with_lost_merges(known)
     found = damage(journal)
     if run is None:
         run = _assumed(known)
@@ -194,6 +216,22 @@ def fold(journal: JournalText) -> History:
 
 def _assumed(known: list[Seen[ev.Event]]) -> ev.RunStarted:
     """A stand-in first line, from what the other lines mention."""
+def _with_lost_merges(known: list[Seen[ev.Event]]) -> list[Seen[ev.Event]]:
+    """The merge that a restarted syncer repeats stands in for its lost line, and only for that."""
+    if not any(isinstance(s.event, ev.LastMerged) for s in known):
+        return known
+    told = {(s.event.fragment, s.event.version) for s in known if isinstance(s.event, ev.Merged)}
+    out: list[Seen[ev.Event]] = []
+    for seen in known:
+        event = seen.event
+        if not isinstance(event, ev.LastMerged):
+            out.append(seen)
+        elif (event.fragment, event.version) not in told and event.t_ns >= event.ago_ns:
+            told.add((event.fragment, event.version))
+            out.append(Seen(seen.line, event.merged()))
+    return out
+
+
     names: dict[str, str] = {}
     for item in known:
         if isinstance(item.event, ev.UnitStarted):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from faults.base import LinkState, Tuning
 from harness.errors import FaultSkipped, HarnessError
@@ -197,6 +198,7 @@ class Cluster:
                 sum(link.nbytes[side] for link, side in ends),
             )
 
+        unit.bind = getattr(unit.worker, "bind", None)
         received, sent = total()
         return lambda: (total()[0] - received, total()[1] - sent)
 
@@ -467,7 +469,7 @@ class Cluster:
             lane = unit.lanes[name] = Lane()
         # A read answers from the state at this instant, however long the lane is busy with others.
         bind = unit.bind
-        lane.calls.append(bind(job) if bind is not None and name != "main" else None)
+        lane.calls.append(_bound(bind, job) if bind is not None and name != "main" else None)
         lane.jobs.append(job)
         if len(lane.jobs) == 1:
             lane.began_ns = now
@@ -573,3 +575,15 @@ def _skew(options: SimOptions, unit: str) -> Skew | None:
     offset = options.clock_skew_ms.get(unit, 0.0)
     ppm = options.clock_drift_ppm.get(unit, 0.0)
     return Skew(round(offset * 1e6), ppm) if offset or ppm else None
+def _bound(bind: Callable[[Any], Callable[[], Any]], job: Any) -> Callable[[], Any]:
+    """``job`` as a call; one that cannot be bound fails in its lane, as with a real unit."""
+    try:
+        return bind(job)
+    except Exception as error:
+        return partial(_failed, error)
+
+
+def _failed(error: Exception) -> NoReturn:
+    raise error
+
+

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reports.checks.base import Check, Evidence, Finding, not_asked
+from reports.checks.base import Check, Evidence, Finding, broken, holds, not_asked, unknown
 from reports.checks.merging import finite, quorum_kept, tokens_once
 from reports.checks.units import (
     back_in_time,
@@ -22,7 +22,19 @@ from reports.checks.versions import one_author, rise_by_one, survives_syncer
 
 def _replayed(e: Evidence) -> Finding:
     """Check 12: replaying the tape gives bit-equal fragments."""
-    return not_asked("this journal is not of a replay")
+    found = e.history.replayed
+    if found is None:
+        return not_asked("the run was not replayed (diloco-chaos replay DIR)")
+    if e.history.replayed_other:
+        return unknown("what was replayed is another journal than this one; replay it again")
+    if found.difference:
+        return broken(f"the first difference is in {found.difference}", found.difference_line)
+    compared = f"{found.merges} merges and {found.steps} steps"
+    if found.unfollowed and not found.cut:
+        return unknown(f"{compared} are equal; not followed: {found.unfollowed[0]}")
+    if not found.merges:
+        return unknown("nothing could be compared")
+    return holds(f"{compared} came out bit-equal" + (" up to the cut" if found.cut else ""))
 
 
 def _as_control(e: Evidence) -> Finding:

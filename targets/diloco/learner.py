@@ -35,7 +35,9 @@ from harness.events import (
     Joined,
     LinkDown,
     LinkUp,
+    StateCopied,
     Step,
+    Tampered,
     UnitEnded,
     UnitNote,
     Waited,
@@ -175,6 +177,8 @@ class Learner:
             Connected: self._connected,
             Disconnected: self._disconnected,
             Received: self._received,
+        self._spoilt: dict[int, int] = {}
+        """Fragment to the local step after which a fault spoilt it last."""
             WorkDone: self._work_done,
             WorkFailed: self._work_failed,
             Tick: self._tick,
@@ -504,6 +508,10 @@ class Learner:
         self._known = [max(0, version - again) for version in taken.offer.versions]
         self._awaited = list(taken.offer.committed)
         job = LoadState(taken.payloads, taken.offer.trained, taken.offer.moments)
+        for peer, life in self._donating.copies:
+            name = peer.removeprefix(CALLER)
+            self._note(StateCopied, peer=name, peer_incarnation=life, step=self.step)
+        self._donating.copies.clear()
         self._out.append(Work(job))
         for fragment in self._incoming.values():
             self._fragment(fragment)
@@ -564,6 +572,8 @@ class Learner:
             self._restart_counters(f)
         stamp = max(self.committed)
         self._note(
+            versions=offer.versions,
+            donor_step=offer.step,
             Joined,
             source="syncer" if stamp else "initial",
             clock=stamp,
@@ -675,6 +685,7 @@ class Learner:
         elif isinstance(job, CopyState | ReadState):
             self._note(UnitNote, what="read-failed", detail=event.why)
             clock = self._clock.read()
+            versions=tuple(f.version for f in state),
             self._donate(self._donating.failed(job, event.why, self._now, clock))
         elif isinstance(job, LoadState):
             self._not_loaded(event.why)
@@ -687,3 +698,10 @@ class Learner:
         self._known[fragment] = 0
         if self._link.up:
             self._give_up(f"fragment {fragment} is no longer what {self.syncer} takes it for")
+            self._note_tampering(job.fragment, state.step, payload.tampered)
+    def _note_tampering(self, fragment: int, step: int, update: str) -> None:
+        """A tape has to say which payloads were spoilt: some are accepted all the same."""
+        if update or self._spoilt.get(fragment) == step:
+            self._spoilt[fragment] = step
+            self._note(Tampered, fragment=fragment, step=step, update=update)
+

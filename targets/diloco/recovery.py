@@ -292,6 +292,8 @@ class Donating:
         self._parts = STATE_KINDS * params.fragments
         self._takers: dict[str, _Taker] = {}
         self._count = 0
+        self.copies: list[tuple[str, int]] = []
+        """For whom, and for which life of it, a copy was asked for; whoever reads them clears."""
 
     def connected(self, peer: str, now: int) -> list[Effect]:
         """A newcomer dialled; ``peer`` is its name as a caller."""
@@ -404,6 +406,7 @@ class Donating:
         taker.stamp = None
         taker.transfer = f"{taker.name}/{self._count}"
         taker.held = held
+        self.copies.append((taker.name, taker.incarnation))
         return [Work(CopyState(taker.transfer), lane=LANE)]
 
     def _read(self, taker: _Taker) -> list[Effect]:

@@ -1,0 +1,214 @@
+"""``diloco-chaos replay DIR``: follow a run's event tape, and say whether it ends bit-equal.
+
+The tape is in the run's own journal. Everything is computed again in this process, without links,
+clocks or faults; the finding goes into ``replay.jsonl`` beside the journal, where reports find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.commands.together import kept, known_run
+from harness.errors import HarnessError, SpecError
+from harness.events import Replayed, RunStarted, encode
+from harness.journal import JournalText, read_journal
+from harness.rundir import host_facts
+from harness.runtimes.places import cache_dir
+from reports.history import JOURNAL, REPLAY
+from reports.write import write_reports
+
+TAPED = ("diloco",)
+"""Targets whose journals are tapes."""
+
+EQUAL, DIFFERS, NOTHING = "bit-equal", "differs", "inconclusive"
+_STATUS = {EQUAL: 0, DIFFERS: 1, NOTHING: 3}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("dir", type=Path, help="the directory of a run")
+    parser.add_argument(
+        "--until",
+        type=int,
+        metavar="CLOCK",
+        help="only merges up to this global step; leaves the reports as they are",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Exits 0 when all that was compared is equal, 1 when something differs, 3 when the tape could
+    not be followed (a journal that ends early counts up to its end), 2 without a tape."""
+    known_run(options.dir)
+    if kept(options.dir) is not None:
+        raise SpecError("replay", [f"{options.dir} is a suite; name one of its runs"])
+    found = replay(options.dir, until=options.until, quiet=options.quiet or options.json)
+    if options.until is None:
+        keep(options.dir, found)
+        write_reports(options.dir)
+    if options.json:
+        told = {"verdict": verdict(found), "exit_status": _STATUS[verdict(found)]}
+        sys.stdout.write(json.dumps(told | msgspec.to_builtins(found), indent=2) + "\n")
+    else:
+        sys.stdout.write("\n".join(described(found)) + "\n")
+    return _STATUS[verdict(found)]
+
+
+def taped(target: str) -> None:
+    """Raises :class:`SpecError` for a target that writes no tape."""
+    if target not in TAPED:
+        raise SpecError(
+            "replay", [f"target {target!r} writes no event tape (these do: {', '.join(TAPED)})"]
+        )
+
+
+def replay(run_dir: Path, *, until: int | None = None, quiet: bool = False) -> Replayed:
+    """Follow the tape of the run in ``run_dir``.
+
+    Raises ``JournalError`` for a journal that cannot be read, :class:`SpecError` for a run without
+    a tape and ``HarnessError`` when the workers cannot run here.
+    """
+    path = run_dir / JOURNAL
+    journal = read_journal(path)
+    run = next((e for e in journal.events if isinstance(e, RunStarted)), None)
+    if run is None:
+        raise SpecError("replay", [f"{path} lacks its first line: what was run is not known"])
+    taped(run.target)
+    from targets.diloco import tape as tapes
+
+    base = Replayed(
+        t_ns=journal.events[-1].t_ns,
+        journal=hashlib.sha256(path.read_bytes()).hexdigest(),
+        merges=0,
+        steps=0,
+        joins=0,
+        until=until,
+        host=_other_host(run, run_dir),
+    )
+    try:
+        tape = tapes.build(zip(_numbers(journal), journal.events, strict=True))
+    except tapes.NoTapeError as error:
+        return msgspec.structs.replace(base, unfollowed=(str(error),))
+    return _followed(tape, base, journal, quiet)
+
+
+def _followed(tape: Any, base: Replayed, journal: JournalText, quiet: bool) -> Replayed:
+    from targets.diloco.replay import follow
+
+    began_ns = time.monotonic_ns()
+    console = Console(stderr=True)
+    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("merges"))
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("replaying", total=tape.merges)
+        try:
+            found = follow(
+                tape,
+                cache_dir=str(cache_dir()),
+                until=base.until,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise HarnessError(
+                f"the tape cannot be followed here: {type(error).__name__}: {error}"
+            ) from error
+    return msgspec.structs.replace(
+        base,
+        merges=found.merges,
+        steps=found.steps,
+        joins=found.joins,
+        difference=found.difference,
+        difference_line=found.line,
+        unfollowed=(*journal.problems, *found.unfollowed),
+        cut=tape.cut,
+        wall_ns=time.monotonic_ns() - began_ns,
+        held_bytes_max=found.held_bytes_max,
+        memory_bytes_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _numbers(journal: JournalText) -> tuple[int, ...]:
+    return journal.lines or tuple(range(1, len(journal.events) + 1))
+
+
+def keep(run_dir: Path, found: Replayed) -> None:
+    """Write ``replay.jsonl``. Raises ``HarnessError`` when that cannot be done."""
+    try:
+        (run_dir / REPLAY).write_bytes(encode(found))
+    except OSError as error:
+        raise HarnessError(f"cannot write {run_dir / REPLAY}: {error}") from error
+
+
+def verdict(found: Replayed) -> str:
+    """``bit-equal``, ``differs`` or ``inconclusive``."""
+    if found.difference:
+        return DIFFERS
+    if not found.merges or (found.unfollowed and not found.cut):
+        return NOTHING
+    return EQUAL
+
+
+def described(found: Replayed) -> list[str]:
+    """The finding for people."""
+    seconds = found.wall_ns / 1e9
+    speed = f", {found.steps / seconds:.0f} steps/s" if found.steps and seconds else ""
+    lines = [
+        f"compared: {found.merges} merges, {found.steps} steps, {found.joins} states joined with",
+        f"took {seconds:.1f} s{speed}; at most {found.held_bytes_max / 2**20:.1f} MiB of fragments "
+        f"in flight, {found.memory_bytes_max / 2**20:.0f} MiB resident",
+    ]
+    if found.until is not None:
+        lines.append(f"only up to global step {found.until}, as asked")
+    if found.cut:
+        lines.append("the journal ends early: it was followed up to there")
+    lines += [f"not followed: {why}" for why in found.unfollowed[:10]]
+    if len(found.unfollowed) > 10:
+        lines.append(f"and {len(found.unfollowed) - 10} more that cannot be followed")
+    if found.difference:
+        lines.append(f"first difference: {found.difference}")
+    if found.host and verdict(found) != EQUAL:
+        lines.append(f"note that the run was made elsewhere: {found.host}")
+    said = {
+        EQUAL: "bit-equal: every digest and every loss is the tape's",
+        DIFFERS: "DIFFERS from the tape",
+        NOTHING: "inconclusive: see above for what could not be followed",
+    }
+    return [*lines, said[verdict(found)]]
+
+
+def _other_host(run: RunStarted, run_dir: Path) -> str:
+    """How the run's host differs from this one, as far as it is known; empty when it does not."""
+    here = host_facts()
+    if not run.host_fingerprint:
+        return ""
+    found = []
+    if run.host_fingerprint != here["fingerprint"]:
+        found.append(f"host {run.host_fingerprint}, this one is {here['fingerprint']}")
+    try:
+        then = msgspec.json.decode((run_dir / "host.json").read_bytes())["versions"]
+    except (OSError, KeyError, TypeError, msgspec.DecodeError):
+        return "; ".join(found)
+    now = here["versions"]
+    found += [
+        f"{name} {then[name]} then, {now[name]} now"
+        for name in ("jax", "jaxlib", "flax", "optax", "numpy")
+        if name in then and then[name] != now[name]
+    ]
+    return "; ".join(found)
