@@ -31,6 +31,8 @@ class UnitConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Survives the unit's death: incarnation counter and durable state."""
     control_file: str
     """Where the runtime puts the unit's ``faults.base.Tuning`` as JSON; absent means default."""
+    checkpoint_dir: str = ""
+    """Where the unit's parts of checkpoints go, to outlive the run; empty: below ``state_dir``."""
     cache_dir: str
     """JAX persistent compilation cache, shared by all units of a run and by later runs."""
 

@@ -214,7 +214,7 @@ class FileCheckpoints:
         folder = self._folder(marker)
         part = _read(folder / PART, Part)
         if part.marker != marker:
-            raise CheckpointError(f"{folder / PART} is of snapshot {part.marker}")
+            raise CheckpointError(f"{_short(folder / PART)} is of snapshot {part.marker}")
         if part.hollow:
             return part
         payloads = tuple(
@@ -241,9 +241,10 @@ class FileCheckpoints:
         try:
             data = (folder / IN_FLIGHT).read_bytes()
         except OSError as error:
-            raise CheckpointError(f"{folder / IN_FLIGHT} cannot be read: {error}") from error
+            raise _unread(folder / IN_FLIGHT, error) from error
         if manifest.marker != marker or _digest(data) != manifest.in_flight:
-            raise CheckpointError(f"{folder / IN_FLIGHT} is damaged or of another snapshot")
+            said = _short(folder / IN_FLIGHT)
+            raise CheckpointError(f"{said} is damaged or of another snapshot")
         return manifest, unpack_in_flight(data)
 
     def markers(self, *, sealed: bool = False) -> tuple[int, ...]:
@@ -345,11 +346,11 @@ def _opened(path: Path, role: str, told: Sequence[Payload]) -> tuple[Payload, ..
         with safe_open(path, framework="numpy") as file:
             found = [file.get_tensor(n) for n, _ in zip(ARRAYS[role], told, strict=False)]
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise _unread(path, error) from error
     out = []
     for name, array, payload in zip(ARRAYS[role], found, told, strict=False):
         if array.nbytes != payload.nbytes or digest_of([array]) != payload.digest:
-            raise CheckpointError(f"{path}: {name} is damaged: it is not what was written")
+            raise CheckpointError(f"{_short(path)}: {name} is not what was written")
         data = np.ascontiguousarray(array, "<f4").tobytes()
         out.append(Payload(payload.dtype, payload.nbytes, payload.digest, data))
     return tuple(out)
@@ -371,14 +372,26 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         head, _, data = path.read_bytes().partition(b"\n")
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise _unread(path, error) from error
     if head.decode("ascii", "replace") != _digest(data):
-        raise CheckpointError(f"{path} is damaged: wrong digest")
+        raise CheckpointError(f"{_short(path)} is damaged: wrong digest")
     try:
         found = msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{path} is not of this version: {error}") from error
+        raise CheckpointError(f"{_short(path)} is not of this version: {error}") from error
     return found
+
+
+def _short(path: Path) -> str:
+    """Unit, marker and file: where the run lies is no fact about it."""
+    return "/".join(path.parts[-3:])
+
+
+def _unread(path: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"{_short(path)} is missing")
+    why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+    return CheckpointError(f"{_short(path)} cannot be read: {why}")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ from targets.bytecode import keep_bytecode
 from targets.live import Parts, Unit, main
 
 if TYPE_CHECKING:
+    from targets.diloco.keeping import Keeper
     from targets.diloco.params import DilocoParams
     from targets.diloco.transport import Identity, Tls
 
@@ -44,6 +45,7 @@ def build(unit: Unit) -> Parts:
 
 def _syncer(unit: Unit) -> Parts:
     began_ns = time.monotonic_ns()
+    from targets.diloco.resuming import fill_store, part_told, seam_told
     from targets.diloco.syncer import Syncer
     from targets.diloco.transport import Listener
     from targets.diloco.wire import Limits
@@ -53,10 +55,18 @@ def _syncer(unit: Unit) -> Parts:
     params = _params(config.params)
     layout = layout_of(params)
     learners = [params.learner_name(i) for i in range(params.learners)]
-    node = Syncer(config.unit, params, learners, layout.digest(config.seed), layout.elements)
+    told = config.config.get("resume", {})
+    # What later lives go on from is durable by then.
+    part = part_told(told) if unit.incarnation == 1 else None
+    seam = seam_told(told, part) if part is not None else None
+    digest = layout.digest(config.seed)
+    node = Syncer(config.unit, params, learners, digest, layout.elements, seam)
     imported_ns = time.monotonic_ns()
     store = disk_store(params, config.seed, Path(config.state_dir))
-    worker = syncer_worker(params, config.seed, store=store, cache_dir=config.cache_dir)
+    if part is not None:
+        fill_store(store, part)
+    worker: Any = syncer_worker(params, config.seed, store=store, cache_dir=config.cache_dir)
+    worker.keeper = _keeper(unit, digest)
 
     def transport(sink: Any) -> Listener:
         limits = Limits.of_elements(layout.elements)
@@ -72,8 +82,10 @@ def _syncer(unit: Unit) -> Parts:
 def _learner(unit: Unit) -> Parts:
     began_ns = time.monotonic_ns()
     from targets.diloco.accelerator import Pacer, StopSleeper
+    from targets.diloco.checkpointing import Resuming
     from targets.diloco.learner import Learner
     from targets.diloco.peers import LearnerLinks
+    from targets.diloco.resuming import part_told
     from targets.diloco.tamper import TamperedTransport
     from targets.diloco.wire import Limits
     from targets.diloco.work import layout_of, learner_worker
@@ -86,7 +98,20 @@ def _learner(unit: Unit) -> Parts:
         if peer not in config.peers:
             raise ValueError(f"{config.unit} was told no address of {peer!r}")
     layout = layout_of(params)
-    node = Learner(config.unit, params, SYNCER, layout.digest(config.seed), donors)
+    told = config.config.get("resume", {})
+    # Later lives recover from a peer: what this part holds may be merged by then.
+    part = part_told(told) if unit.incarnation == 1 else None
+    lives = told.get("lives", {}).get(config.unit, 0)
+    digest = layout.digest(config.seed)
+    node = Learner(
+        config.unit,
+        params,
+        SYNCER,
+        digest,
+        donors,
+        resuming=Resuming(part) if part is not None else None,
+        lives_before=lives,
+    )
     pacer = Pacer(
         params.step_ns(number), time.monotonic_ns, StopSleeper(unit.stopping), unit.tuning
     )
@@ -94,11 +119,12 @@ def _learner(unit: Unit) -> Parts:
         params,
         number,
         config.seed,
-        life=unit.incarnation,
+        life=unit.incarnation + lives,
         cache_dir=config.cache_dir,
         pacing=pacer,
         tuning=unit.tuning,
     )
+    worker.keeper = _keeper(unit, digest)
     imported_ns = time.monotonic_ns()
     trainer = getattr(worker, "trainer", None)
     if trainer is not None:
@@ -134,6 +160,16 @@ def _params(values: dict[str, Any]) -> DilocoParams:
     if problems := params.problems():
         raise ValueError("; ".join(problems))
     return params
+
+
+def _keeper(unit: Unit, layout: str) -> Keeper:
+    from targets.diloco.checkpoints import FileCheckpoints
+    from targets.diloco.keeping import Keeper
+
+    config = unit.config
+    folder = config.checkpoint_dir or str(Path(config.state_dir) / "checkpoints")
+    store = FileCheckpoints(Path(folder), config.run, layout)
+    return Keeper(store, config.unit, config.role, config.run, layout)
 
 
 def _number(name: str, params: DilocoParams) -> int:
