@@ -18,6 +18,12 @@ FAULTS: dict[str, str] = {
     "crash_loop": "faults.crash_loop:CrashLoop",
     "kill_group": "faults.kill_group:KillGroup",
     "absent": "faults.absent:Absent",
+    "oom": "faults.oom:Oom",
+    # what it made durable
+    "lose_checkpoint": "faults.checkpoints:LoseCheckpoint",
+    "corrupt_checkpoint": "faults.checkpoints:CorruptCheckpoint",
+    "torn_write": "faults.checkpoints:TornWrite",
+    "disk_full": "faults.disk_full:DiskFull",
     # its speed
     "throttle": "faults.throttle:Throttle",
     "straggle": "faults.straggle:Straggle",

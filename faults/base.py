@@ -23,8 +23,16 @@ Capability = Literal[
     "absence",
     "engine_network",
     "memory",
+    "state",
 ]
-"""What a runtime may offer. ``tune`` is the control file that a unit reads at every step."""
+"""What a runtime may offer. ``tune`` is the control file that a unit reads at every step,
+``memory`` a limit that the kernel enforces, ``state`` the reach of what a dead unit left."""
+
+Damage = Literal["lose", "flip", "tear"]
+"""What happens to durable state: all of it gone, bits of the newest flipped, the newest cut."""
+
+Trait = Literal["steps", "updates", "durable", "link"]
+"""What a unit may have that faults break: training steps, pushed updates, durable state, links."""
 
 Resource = Literal["frozen", "cpu_share", "tuning", "link", "network", "absent"]
 
@@ -68,6 +76,8 @@ class Tuning:
     """Training stands still while heartbeats go on."""
     update: str = ""
     """nan, inf, bitflip, scale, stale, duplicate or truncate: what is done to pushed updates."""
+    disk_full: bool = False
+    """Durable writes fail with ENOSPC."""
 
 
 class Control(Protocol):
@@ -85,6 +95,16 @@ class Control(Protocol):
         """SIGTERM, then SIGKILL after ``grace_ns`` if it still runs. Does not block."""
         ...
 
+    def damage(self, unit: str, how: Damage) -> str:
+        """Kill the unit (if it lives) and damage its durable state before it is started again.
+        Returns a note that says what was damaged. Only where ``state`` is offered."""
+        ...
+
+    def oom(self, unit: str) -> str:
+        """Have the kernel's OOM killer end the unit by a memory limit, and lift that again.
+        Returns a note. Only where ``memory`` is offered."""
+        ...
+
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting: frozen bool, cpu_share float or None, tuning
         :class:`Tuning`, link :class:`LinkState`, network bool (attached), absent int (ns between
@@ -97,7 +117,9 @@ class Control(Protocol):
 class Deed:
     """A fault's parameters after validation: what is to be done to each unit it hits."""
 
-    action: Literal["kill", "terminate", ""] = ""
+    action: Literal["kill", "terminate", "damage", "oom", ""] = ""
+    damage: Damage | None = None
+    """For damage: which."""
     grace_ns: int = 0
     """For terminate: how long the unit has before it is killed."""
     repeats: tuple[int, ...] = (0,)

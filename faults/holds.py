@@ -44,6 +44,7 @@ def _tunings(settings: Sequence[Tuning]) -> Tuning:
         step_factor=factor,
         hang=any(s.hang for s in settings),
         update=updates[-1] if updates else "",
+        disk_full=any(s.disk_full for s in settings),
     )
 
 

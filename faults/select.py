@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from faults.base import Trait
+from faults.traits import unfit
 
 
 @dataclass(frozen=True)
@@ -15,12 +18,20 @@ class Candidate:
     name: str
     role: str
     group: str = ""
+    traits: frozenset[Trait] | None = None
+    """What it has that faults may break; None: not told."""
 
 
 def select(
-    where: str | Sequence[str] | Mapping[str, Any], units: Sequence[Candidate], draw: random.Random
+    where: str | Sequence[str] | Mapping[str, Any],
+    units: Sequence[Candidate],
+    draw: random.Random,
+    kinds: Collection[str] = (),
 ) -> tuple[tuple[str, ...], list[str]]:
     """(names in the order of ``units``, problems).
+
+    Only units to which all of ``kinds`` can apply (:mod:`faults.traits`) are drawn from; one that
+    is named and cannot be hit by them is a problem.
 
     ``where`` is one of
 
@@ -33,23 +44,34 @@ def select(
     A minority is the most that is no majority (2 of 4, 2 of 5), a majority the least that is more
     than half (3 of 4, 3 of 5).
     """
+    reasons = {u.name: why for u in units if (why := unfit(kinds, u.traits))}
+    fit = [u for u in units if u.name not in reasons]
+    if not fit and units:
+        return (), [_unfit(reasons)]
     if isinstance(where, str):
-        return _by_word(where, units, draw)
+        return _by_word(where, units, fit, draw, reasons)
     if isinstance(where, Mapping):
-        return _by_table(where, units, draw)
+        return _by_table(where, units, draw, reasons)
     known = {u.name for u in units}
     unknown = [n for n in where if n not in known]
     if unknown:
         return (), [_no_such(", ".join(map(repr, unknown)), units)]
     if not where:
         return (), ["where: an empty list hits nobody"]
+    wrong = {name: reasons[name] for name in dict.fromkeys(where) if name in reasons}
+    if wrong:
+        return (), [_unfit(wrong)]
     return tuple(u.name for u in units if u.name in set(where)), []
 
 
 def _by_word(
-    word: str, units: Sequence[Candidate], draw: random.Random
+    word: str,
+    units: Sequence[Candidate],
+    fit: Sequence[Candidate],
+    draw: random.Random,
+    reasons: Mapping[str, str],
 ) -> tuple[tuple[str, ...], list[str]]:
-    learners = [u for u in units if u.role == "learner"] or list(units)
+    learners = [u for u in fit if u.role == "learner"] or list(fit)
     if word in _COUNTS:
         return _drawn(learners, word, draw)
     if word == "group":
@@ -59,14 +81,20 @@ def _by_word(
         chosen = draw.choice(groups)
         return tuple(u.name for u in learners if u.group == chosen), []
     for attribute in ("name", "role", "group"):
-        hit = tuple(u.name for u in units if getattr(u, attribute) == word)
+        meant = [u.name for u in units if getattr(u, attribute) == word]
+        hit = tuple(name for name in meant if name not in reasons)
         if hit:
             return hit, []
+        if meant:
+            return (), [_unfit({name: reasons[name] for name in meant})]
     return (), [_no_such(repr(word), units)]
 
 
 def _by_table(
-    table: Mapping[str, Any], units: Sequence[Candidate], draw: random.Random
+    table: Mapping[str, Any],
+    units: Sequence[Candidate],
+    draw: random.Random,
+    reasons: Mapping[str, str],
 ) -> tuple[tuple[str, ...], list[str]]:
     problems = [
         f"where.{key}: unknown key (known: role, group, names, count)"
@@ -78,7 +106,9 @@ def _by_table(
         if key in table:
             left = [u for u in left if getattr(u, attribute) == table[key]]
     if "role" not in table and "names" not in table:
-        left = [u for u in left if u.role == "learner"]
+        # Of the others when the fault applies to no learner.
+        fit = [u for u in left if u.name not in reasons]
+        left = [u for u in fit if u.role == "learner"] or fit or left
     if "names" in table:
         unknown = [n for n in table["names"] if n not in {u.name for u in units}]
         if unknown:
@@ -86,6 +116,10 @@ def _by_table(
         left = [u for u in left if u.name in table["names"]]
     if not left and not problems:
         problems.append(_no_such(repr(dict(table)), units))
+    wrong = {u.name: reasons[u.name] for u in left if u.name in reasons}
+    left = [u for u in left if u.name not in reasons]
+    if wrong and ("names" in table or not left) and not problems:
+        problems.append(_unfit(wrong))
     if problems:
         return (), problems
     return _drawn(left, table.get("count", "all"), draw)
@@ -107,6 +141,14 @@ def _drawn(
         return (), [f"where: {count!r} of {size} unit{'s' if size != 1 else ''} is impossible"]
     chosen = set(draw.sample([u.name for u in units], wanted))
     return tuple(u.name for u in units if u.name in chosen), []
+
+
+def _unfit(reasons: Mapping[str, str]) -> str:
+    """One sentence for all units of which the same is to be said."""
+    alike: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        alike.setdefault(why, []).append(name)
+    return "where: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in alike.items())
 
 
 def _no_such(what: str, units: Sequence[Candidate]) -> str:

@@ -9,13 +9,14 @@ moves nothing else.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from faults import load as load_fault
 from faults.base import Deed, Fault
 from faults.select import Candidate, select
+from faults.traits import unfit
 from harness.schedules import instants, repair_s
 from harness.seeds import stream
 from harness.spec import FaultPart, Schedule
@@ -70,7 +71,7 @@ def drawn(
         draw = stream(seed, name, "where", number)
         where = _where(part, row)
         known = earlier.setdefault(repr(where), [])
-        victims, problems = _victims(where, part.schedule, units, draw, known)
+        victims, problems = _victims(where, part.schedule, units, draw, known, _kinds(part, row))
         if problems:
             return [], problems
         known.append(victims)
@@ -85,12 +86,15 @@ def _victims(
     units: Sequence[Candidate],
     draw: random.Random,
     earlier: Sequence[tuple[str, ...]],
+    kinds: Collection[str],
 ) -> tuple[tuple[str, ...], list[str]]:
-    victims, problems = select(where, units, draw)
+    victims, problems = select(where, units, draw, kinds)
     if problems:
         return (), problems
-    if earlier and schedule is not None and draw.random() < schedule.offenders:
-        return draw.choice(earlier), []
+    traits = {u.name: u.traits for u in units}
+    again = [who for who in earlier if not any(unfit(kinds, traits[name]) for name in who)]
+    if again and schedule is not None and draw.random() < schedule.offenders:
+        return draw.choice(again), []
     return victims, []
 
 
@@ -98,7 +102,8 @@ def _impossible(part: FaultPart, units: Sequence[Candidate]) -> list[str]:
     """Rows of a mix that could hit nobody, whether or not this seed draws them."""
     found = []
     for index, row in enumerate(part.mix or ()):
-        _, problems = select(_where(part, row), units, random.Random(0))
+        where, kinds = _where(part, row), _kinds(part, row)
+        _, problems = select(where, units, random.Random(0), kinds)
         found += [f"mix[{index}].{p}" for p in problems]
     return found
 
@@ -111,6 +116,13 @@ def _row(part: FaultPart, draw: random.Random) -> Component | None:
 
 def _where(part: FaultPart, row: Component | None) -> Where:
     return part.where if row is None or row.where is None else row.where
+
+
+def _kinds(part: FaultPart, row: Component | None) -> tuple[str, ...]:
+    """Everything that is done to one victim."""
+    if row is None:
+        return (part.kind,)
+    return (row.kind,) if row.then is None else (row.kind, row.then.kind)
 
 
 def _about(row: Component | None) -> dict[str, Any]:
@@ -157,7 +169,7 @@ def _recorded(
     seed: int,
     duration_s: float,
 ) -> tuple[list[Arrival], list[str]]:
-    pool, problems = _pool(part.where, units)
+    pool, problems = _pool(part, units)
     if problems:
         return [], problems
     out = []
@@ -167,7 +179,7 @@ def _recorded(
         if row is not None and row.where is not None:
             # A cause that takes a whole group, or another role, is not one unit's alone.
             draw = stream(seed, name, "where", number)
-            victims, problems = select(row.where, units, draw)
+            victims, problems = select(row.where, units, draw, _kinds(part, row))
             if problems:
                 return [], problems
         lasts_s = None if outage.up_s is None else (outage.up_s - outage.down_s) / schedule.compress
@@ -182,10 +194,14 @@ def _recorded(
     return out, problems
 
 
-def _pool(where: Where, units: Sequence[Candidate]) -> tuple[tuple[str, ...], list[str]]:
+def _pool(part: FaultPart, units: Sequence[Candidate]) -> tuple[tuple[str, ...], list[str]]:
+    """Whom the trace's hosts stand for: units to which all that they may suffer applies."""
+    where = part.where
+    rows: Sequence[Component | None] = [r for r in part.mix or () if r.where is None] or [None]
+    kinds = {kind for row in rows for kind in _kinds(part, row)}
     if where in ("minority", "majority", "group"):
         return (), [f"where: a trace has its own victims; {where!r} cannot narrow them down"]
-    return select("all" if where == "one" else where, units, random.Random(0))
+    return select("all" if where == "one" else where, units, random.Random(0), sorted(kinds))
 
 
 def _within(schedule: Schedule, trace: Trace, duration_s: float) -> list[Outage]:
@@ -217,7 +233,7 @@ def _note(
     duration_s: float,
 ) -> str:
     used = _within(schedule, trace, duration_s)
-    pool, _ = _pool(part.where, units)
+    pool, _ = _pool(part, units)
     anywhere, same = _overlaps(used, pool)
     hit = {host(o.unit, pool) for o in used}
     licence = f", licence {trace.about['licence']}" if "licence" in trace.about else ""

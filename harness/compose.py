@@ -13,6 +13,7 @@ import targets
 from faults.base import LinkState, Resource
 from faults.select import Candidate
 from harness.errors import CapabilityError, LaunchError, SpecError
+from harness.events import ControlMeasured
 from harness.plan import Plan, Planned, make
 from harness.runtimes.base import RunContext, Runtime
 from harness.spec import NS, Draft, Spec
@@ -35,6 +36,10 @@ class Experiment:
     """The command that repeats the run."""
     standing: Mapping[tuple[str, Resource], Any] = field(default_factory=dict)
     """What is set before steady state and stays: shaped links."""
+    control: ControlMeasured | None = None
+    """What the control, run before, has to say."""
+    notes: tuple[str, ...] = ()
+    """Facts about the request that its values alone do not show."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,7 @@ def _units(draft: Draft, target: Target | None, seed: int) -> list[Candidate]:
 
 def candidates(target: Target) -> list[Candidate]:
     """The target's units as fault selection sees them."""
-    infos = [u.info for u in target.units()]
-    return [Candidate(i.name, i.role, i.group) for i in infos]
+    return [Candidate(u.info.name, u.info.role, u.info.group, u.traits) for u in target.units()]
 
 
 def compose(
@@ -106,11 +110,12 @@ def compose(
     make_runtime: Callable[[RunContext], Runtime] | None = None,
     given: str | None = None,
     repeat_with: Sequence[str] = (),
+    resume: Path | None = None,
 ) -> Experiment:
     """Bring a checked spec and its runtime together.
 
     ``given`` is the spec as the command line named it, ``repeat_with`` further arguments that a
-    repeated run needs.
+    repeated run needs. ``resume`` is the directory of a run to go on from.
 
     Raises :class:`CapabilityError` when a fault needs what the runtime does not offer here, and
     :class:`LaunchError` when the runtime itself cannot be had.
@@ -128,8 +133,11 @@ def compose(
     lacking = missing(checked.planned, live)
     if standing and "link" not in live.offers:
         lacking.append(f"[links] needs link, which runtime {live.name} does not offer here")
+    if resume is not None and not getattr(live, "keeps_checkpoints", False):
+        lacking.append(f"resuming needs a runtime that keeps checkpoints; {live.name} does not")
     if lacking:
         raise CapabilityError(spec.name, lacking)
+    notes = resumed(checked.target, resume) if resume is not None else []
     plan = Plan(
         checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)
     )
@@ -145,7 +153,21 @@ def compose(
         checked.planned,
         shlex.join(command),
         standing,
+        notes=tuple(notes),
     )
+
+
+def resumed(target: Target, directory: Path) -> list[str]:
+    """Let ``target`` go on from the run in ``directory``; what is worth knowing about that.
+
+    Raises :class:`SpecError` naming every reason why it cannot.
+    """
+    resume: Callable[[Path], list[str]] | None = getattr(target, "resume", None)
+    if resume is None:
+        raise SpecError("resume", [f"target {target.name} has no checkpoints to go on from"])
+    if not directory.is_dir():
+        raise SpecError("resume", [f"{directory} is no directory"])
+    return resume(directory)
 
 
 def shaped(checked: Checked) -> dict[tuple[str, Resource], LinkState]:

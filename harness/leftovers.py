@@ -74,9 +74,10 @@ def processes_of(run: str) -> list[int]:
 
 
 def cgroups_of(run: str, root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Every cgroup directory of the run below ``root`` (two levels are searched)."""
+    """Every cgroup directory of the run below ``root`` (three levels are searched)."""
     name = f"{CGROUP_PREFIX}{run}."
     found = [*root.glob(f"*/{name}*"), *root.glob(f"{name}*"), *root.glob(f"*/*/{name}*")]
+    found += root.glob(f"*/*/*/{name}*")
     return sorted(set(found))
 
 

@@ -111,19 +111,21 @@ def run(
     with Journal(rundir.journal) as journal:
         acts = Acts(experiment, journal, observer, stop or StopFlag())
         acts.log(started(experiment))
+        if experiment.control is not None:
+            acts.log(msgspec.structs.replace(experiment.control, t_ns=acts.now()))
         status, why = acts.guarded()
         acts.close()
         acts.log(RunEnded(t_ns=acts.now(), status=status, why=why))
 
 
-def started(experiment: Experiment) -> RunStarted:
-    """The first line of the experiment's journal."""
 def _other_seed(experiment: Experiment) -> int | None:
     """The target's seed where it is not the run's: one that stood there before."""
     seed: int | None = getattr(experiment.target, "seed", None)
     return None if seed == experiment.seed else seed
 
 
+def started(experiment: Experiment) -> RunStarted:
+    """The first line of the experiment's journal."""
     # A simulated journal is a pure function of spec and seed: no host fact may enter it.
     virtual = isinstance(experiment.runtime.clock, VirtualClock)
     facts = {} if virtual else harness.rundir.host_facts()
@@ -143,9 +145,10 @@ def _other_seed(experiment: Experiment) -> int | None:
         commit=facts.get("commit", ""),
         started_at=facts.get("started_at", ""),
         host_fingerprint=facts.get("fingerprint", ""),
-        repeat=experiment.repeat,
-        notes=tuple(
         target_seed=_other_seed(experiment),
+        repeat=experiment.repeat,
+        notes=experiment.notes
+        + tuple(
             notes(
                 experiment.spec.faults,
                 candidates(experiment.target),
@@ -318,6 +321,10 @@ class Acts:
             return self.runtime.kill(item.unit)
         if item.deed.action == "terminate":
             return self.runtime.terminate(item.unit, item.deed.grace_ns)
+        if item.deed.action == "damage" and item.deed.damage is not None:
+            return self.runtime.damage(item.unit, item.deed.damage)
+        if item.deed.action == "oom":
+            return self.runtime.oom(item.unit)
         notes = [
             self.holds.take(item.fault, item.unit, resource, value)
             for resource, value in item.deed.holds.items()

@@ -37,7 +37,7 @@ _GRACE_LEARNS = 2
 def deaths_real(history: History) -> Iterator[Wrong]:
     """A kill that was executed ended a process of its victim, and a skipped one is not done."""
     for window in history.faults:
-        if window.kind not in ("kill", "kill_group", "terminate", "crash_loop"):
+        if window.kind not in ("kill", "kill_group", "terminate", "crash_loop", "oom"):
             continue
         if window.executed_ns is None:
             continue

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from harness.events import Heard, LinkDown, Step
+from harness.events import Heard, LinkDown, Step, UnitNote
 from reports.history import History
 from reports.lives import FaultWindow, Seen
-from reports.shadows import LATE_NS, Shadow, lit_ns, shadows, within
+from reports.shadows import LATE_NS, STATE_KINDS, Shadow, lit_ns, shadows, within
 
 EXIT_SLACK_NS = 5_000_000_000
 """An exit this long after its kill returned is still put down to it (engines tell late)."""
@@ -42,7 +42,7 @@ class Effect:
     at_ns: int
     how: str
     what: str
-    """exit, stopped, slowed, link, unheard, pulls or refused."""
+    """exit, stopped, slowed, link, unheard, pulls, refused, state or space."""
     lines: tuple[int, ...]
 
 
@@ -122,6 +122,9 @@ def _why_not(history: History, window: FaultWindow, detectors: Sequence[Detector
         # Without the shadows: what is found only so, others explain.
         if detector is not exited and detector(history, window, noted) is not None and hiding:
             return f"hidden by {', '.join(dict.fromkeys(hiding))}"
+    if window.kind in STATE_KINDS and exited(history, window, shadows) is not None:
+        again = _damaged_again(history, window)
+        return again or "its next life had no need of what was damaged"
     if window.kind in _SPOILT and history.run.params.get("trainer") == "scripted":
         return "a scripted trainer's updates hold no numbers that could be spoilt"
     return ""
@@ -337,6 +340,96 @@ def _refusals(*kinds: str) -> Detector:
     return detector
 
 
+def out_of_memory(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """The unit was ended by the kernel's OOM killer, as whoever keeps it alive found out."""
+    others = frozenset(s.line for s in history.exits if not s.event.oom)
+    return exited(history, window, casts, others)
+
+
+def state_lost(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """The unit died, and a later life of it shows that it did not find what it had written."""
+    death = exited(history, window, casts)
+    begin = window.asked_ns or window.executed_ns or 0
+    since = death.at_ns if death is not None else begin
+    until = min(
+        (
+            other.asked_ns
+            for other in history.faults
+            if other.unit == window.unit
+            and other.kind in STATE_KINDS
+            and other.asked_ns is not None
+            and other.asked_ns > begin
+        ),
+        default=history.end_ns,
+    )
+    found = min(_traces(history, window.unit, since, until), default=None)
+    if found is None:
+        return None
+    at_ns, line, says = found
+    if death is None:  # nobody lived there
+        return Effect(at_ns, says, "state", (line,))
+    return Effect(death.at_ns, f"{death.how}; then {says}", "exit", (*death.lines, line))
+
+
+def _damaged_again(history: History, window: FaultWindow) -> str:
+    """Which state fault came before any life of the unit could read what this one had left."""
+    begin = window.executed_ns or 0
+    ready = [
+        lf.ready_ns
+        for lf in history.lives.get(window.unit, ())
+        if lf.ready_ns is not None and lf.ready_ns > begin
+    ]
+    for other in history.faults:
+        if other.unit != window.unit or other.kind not in STATE_KINDS or other is window:
+            continue
+        if begin < (other.executed_ns or 0) <= min(ready, default=history.end_ns):
+            return f"{other.fault} came before what was damaged could be read"
+    return ""
+
+
+def _traces(history: History, unit: str, since: int, until: int) -> Iterator[tuple[int, int, str]]:
+    """(instant, line, words) of what a unit shows whose durable state is gone or damaged."""
+    for back in history.rolled_back:
+        e = back.event
+        if e.unit == unit and since <= e.t_ns <= until:
+            says = f"fragment {e.fragment} went from version {e.before} to {e.version}: {e.why}"
+            yield e.t_ns, back.line, says
+    for note in history.notes:
+        n = note.event
+        told = isinstance(n, UnitNote) and n.unit == unit and n.what == "state-damaged"
+        if isinstance(n, UnitNote) and told and since <= n.t_ns <= until:
+            yield n.t_ns, note.line, n.detail
+    for before, after in pairwise(history.lives.get(unit, ())):
+        joined = after.joined
+        if joined is None or not before.steps or not since <= joined.event.t_ns <= until:
+            continue
+        last = before.numbers[-1]
+        if joined.event.source == "initial" and joined.event.step < last:
+            says = f"it began at step {joined.event.step}, and had been at step {last}"
+            yield joined.event.t_ns, joined.line, says
+    every = history.run.params.get("checkpoint_every")
+    steps = {s.event.step for s in history.steps(unit) if s.event.t_ns <= since}
+    if steps and isinstance(every, int):
+        for world in history.worlds:
+            e2 = world.event
+            if since <= e2.t_ns <= until and unit in e2.members and e2.step + every < max(steps):
+                says = f"the world went back to step {e2.step}, from step {max(steps)}"
+                yield e2.t_ns, world.line, says
+
+
+def no_space(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """The unit said that it could not write."""
+    begin, until = _span(history, window)
+    for seen in history.notes:
+        note = seen.event
+        if not isinstance(note, UnitNote) or note.unit != window.unit:
+            continue
+        told = note.what == "disk-full" or "[Errno 28]" in note.detail
+        if told and begin <= note.t_ns <= until:
+            return Effect(note.t_ns, f"{note.what}: {note.detail}", "space", (seen.line,))
+    return None
+
+
 _REFUSED_HOW: dict[str, tuple[str, ...]] = {
     "nan": ("non-finite",),
     "inf": ("non-finite",),
@@ -363,7 +456,9 @@ EVIDENCE: dict[str, tuple[Detector, ...]] = {
     "terminate": (exited,),
     "absent": (exited, stopped),
     "crash_loop": (exited,),
-    "oom": (exited,),
+    "oom": (out_of_memory,),
+    **dict.fromkeys(sorted(STATE_KINDS), (state_lost,)),
+    "disk_full": (no_space,),
     "pause": (stopped, link_broken),
     "hang": (stopped,),
     "throttle": (slowed, stopped, computes_slower),

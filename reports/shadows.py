@@ -20,7 +20,10 @@ LATE_NS = 3_000_000_000
 _DEAD = 9
 """Strength of what leaves no process: it explains every trace but an exit."""
 
-_DEATHS = frozenset({"kill", "kill_group", "terminate", "crash_loop", "oom", "absent"})
+STATE_KINDS = frozenset({"lose_checkpoint", "corrupt_checkpoint", "torn_write"})
+"""Deaths after which what was durable is gone or damaged."""
+
+_DEATHS = STATE_KINDS | {"kill", "kill_group", "terminate", "crash_loop", "oom", "absent"}
 _SILENT = ("partition", "partition_oneway", "refuse", "stall", "reset", "flap", "disconnect")
 _LINK_STRENGTH: Mapping[str, int] = {
     **dict.fromkeys((*_SILENT, "blackhole"), 4),

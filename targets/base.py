@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from faults.base import Trait
 from harness.events import AnyEvent, Event, UnitInfo
 
 # Inputs, effects and messages are made by the million. Structs are a third as dear as dataclasses,
@@ -183,6 +184,9 @@ class UnitSpec(msgspec.Struct, frozen=True):
     links: tuple[str, ...] = ()
     on_demand: frozenset[str] = frozenset()
     config: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    traits: frozenset[Trait] | None = None
+    """What the unit has that faults may break (``faults.traits``); None: not told, so any fault
+    is believed to apply."""
 
     @property
     def name(self) -> str:

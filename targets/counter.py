@@ -192,7 +192,7 @@ class CounterTarget:
             UnitInfo(name=n, role="learner", tokens_per_step=tokens, step_time_ns=step_ns)
             for n in self._names
         ]
-        return [UnitSpec(info) for info in infos]
+        return [UnitSpec(info, traits=frozenset({"steps", "durable"})) for info in infos]
 
     def fragments(self) -> tuple[int, ...]:
         """None: nothing is merged."""

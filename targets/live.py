@@ -14,6 +14,8 @@ A ``Save`` therefore blocks the node until it is on disk: that is what makes it 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import queue
 import signal
@@ -58,8 +60,15 @@ STOP_GRACE_S = 1.5
 CONTROL_POLL_S = 0.05
 """The control file is looked at no less often."""
 
+TUNING_NS = 25_000_000
+"""The control file is looked at no more often, however often its setting is asked for: a look
+gives the interpreter away, and a busy unit waits to get it back."""
+
 TICK_MIN_NS = 1_000_000
 """Least time between two looks at the node's deadline."""
+
+SPACE_POLL_S = 0.1
+"""Pause between two attempts to write to a disk that is full."""
 
 FATAL = 1
 """Exit code of a unit that cannot go on."""
@@ -162,6 +171,9 @@ class Driver:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._sleeping_until_ns = 0
+        self._later: list[Send] = []
+        """Sent right before the last job that lane ``main`` has; see :meth:`_work`."""
+        self._deferring = False
         self._lanes: dict[str, queue.SimpleQueue[Any]] = {}
         self._transport = parts.transport(self)
 
@@ -206,6 +218,7 @@ class Driver:
 
     def _stop(self, code: int) -> None:
         if self.code is None:
+            self._send_later()
             self.code = code
             self._unit.stopping.set()
             self._wake.notify_all()
@@ -252,14 +265,21 @@ class Driver:
 
     def _carry_out(self, effect: Any) -> None:
         match effect:
-            case Send(peer, message):
-                self._transport.send(peer, message)
             case Note(event):
                 self._emit(event)
+                return
             case Work(job, lane):
                 self._lane(lane).put((job, self._bound(job, lane)))
+                return
+            case Send() if self._deferring:
+                self._later.append(effect)
+                return
+        self._send_later()
+        match effect:
+            case Send(peer, message):
+                self._transport.send(peer, message)
             case Save(key, value):
-                self._state.save(key, value)
+                self._save(key, value)
             case Disconnect(peer, why):
                 self._transport.disconnect(peer, why)
             case Dial(peer):
@@ -269,6 +289,32 @@ class Driver:
                 self._stop(code)
             case _:
                 raise TypeError(f"{effect!r} is no effect")
+
+    def _send_later(self) -> None:
+        later, self._later = self._later, []
+        for effect in later:
+            self._transport.send(effect.peer, effect.message)
+
+    def _save(self, key: str, value: Any) -> None:
+        """Not before it is durable does anything else happen: tried until there is space.
+
+        The node waits meanwhile, as on a disk that hangs; its peers find it silent, and a stop
+        takes the last resort of :func:`main`.
+        """
+        told = False
+        while True:
+            try:
+                if self._unit.tuning().disk_full:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._state.save(key, value)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                if not told:
+                    self._unit.note("disk-full", f"{key} cannot be saved: {error}")
+                    told = True
+            time.sleep(SPACE_POLL_S)
 
     def _bound(self, job: Any, lane: str) -> Callable[[], Any]:
         worker: Any = self._worker
@@ -292,9 +338,16 @@ class Driver:
         return lane
 
     def _work(self, name: str, lane: queue.SimpleQueue[Any]) -> None:
-        publish = getattr(self._worker, "publish", None) if name == "main" else None
+        """Job after job. What the node sends when one of lane ``main`` is done goes out, in order,
+        when the last of those that follow begins: the threads that send want the interpreter, and
+        get it while a step computes instead of before it."""
+        main = name == "main"
+        publish = getattr(self._worker, "publish", None) if main else None
         while (item := lane.get()) is not None and self.code is None:
             job, call = item
+            if main and self._later and lane.empty():
+                with self._lock:
+                    self._send_later()
             event: Input
             try:
                 event = WorkDone(job, call())
@@ -304,7 +357,11 @@ class Driver:
             with self._lock:
                 if publish is not None:
                     publish()
+                self._deferring = main
                 self._handle(event)
+                self._deferring = False
+                if lane.empty():
+                    self._send_later()
 
     def _tick(self) -> None:
         while self.code is None:
@@ -325,6 +382,7 @@ class Driver:
 
     def _thread(self, name: str, body: Callable[[], None]) -> None:
         def guarded() -> None:
+            _name_thread(name)
             try:
                 body()
             except Exception as error:
@@ -335,6 +393,12 @@ class Driver:
 
 def _failed(error: Exception) -> NoReturn:
     raise error
+
+
+def _name_thread(name: str) -> None:
+    """Let the system's tools show the calling thread under ``name``, too; Linux only."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name[:15])
 
 
 # --- the process --------------------------------------------------------------------------------
@@ -440,11 +504,18 @@ def _live(config: UnitConfig, lines: EventLines, build: Build) -> int:
 
 
 def _reporting(control: ControlFile, note: Callable[[str, str], None]) -> Callable[[], Tuning]:
-    """The control file's tuning; a file that cannot be understood is noted once per problem."""
+    """The control file's tuning, at most ``TUNING_NS`` old; a file that cannot be understood is
+    noted once per problem."""
     told = [""]
+    last = [(0, Tuning())]
 
     def tuning() -> Tuning:
+        now_ns = time.monotonic_ns()
+        looked_ns, found = last[0]
+        if now_ns - looked_ns < TUNING_NS:
+            return found
         found = control.tuning()
+        last[0] = (now_ns, found)
         if control.problem != told[0]:
             told[0] = control.problem
             if control.problem:

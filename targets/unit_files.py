@@ -116,8 +116,14 @@ class StateDir:
     def save(self, key: str, value: Any) -> None:
         """Make ``value`` (JSON-like values and bytes; tuples come back as lists) durable."""
         data = msgspec.msgpack.encode(value)
-        path = self._file(key)
-        self._replace(path, _digest(data) + data, keep=path.with_suffix(".old"))
+        path, older = self._file(key), self._file(key).with_suffix(".old")
+        if key in self.damaged:
+            # What is damaged must not become the value before; until the next save both are new.
+            self._replace(older, _digest(data) + data)
+            self._replace(path, _digest(data) + data)
+            del self.damaged[key]
+        else:
+            self._replace(path, _digest(data) + data, keep=older)
 
     def load(self) -> dict[str, Any]:
         """The last good value of every key; see :attr:`damaged` for those that are older.

@@ -1,4 +1,4 @@
-"""CPU quota by control groups of our own: version 1, and version 2 where the files are writable.
+"""Control groups of our own: version 1, and version 2 where the files are writable. CPU quota.
 
 A quota of a tenth of a core is 1 ms in every 10 ms: short periods make a slow machine, where the
 kernel's usual 100 ms would make one that runs, sleeps and runs again (measured: step times of 5
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,29 +21,45 @@ _QUOTA_US_MIN = 1_000
 _PERIOD_US_MAX = 1_000_000
 
 
+_MOUNTS, _OWN = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
+_CPU_FILES = {1: ("cpu.cfs_quota_us",), 2: ("cpu.max",)}
+
+
 @dataclass(frozen=True)
-class CpuController:
+class Controller:
     """A directory in which groups can be made, and which of the two interfaces it has."""
 
     root: Path
     version: int
 
 
-def find_controller(
-    mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")
-) -> CpuController | None:
+CpuController = Controller
+
+
+def find_controller(mounts: Path = _MOUNTS, own: Path = _OWN) -> Controller | None:
     """Where this process can make CPU groups; None when nowhere. Tries it out, leaves nothing."""
+    return find("cpu", _CPU_FILES, mounts, own)
+
+
+def find(
+    name: str,
+    files: Mapping[int, Sequence[str]],
+    mounts: Path = _MOUNTS,
+    own: Path = _OWN,
+) -> Controller | None:
+    """As :func:`find_controller`, for the controller ``name``; of its ``files`` (by version of the
+    interface) the first must be there to be written to."""
     try:
-        candidates = list(_candidates(mounts.read_text(), own.read_text()))
+        candidates = list(_candidates(mounts.read_text(), own.read_text(), name))
     except OSError:
         return None
     for candidate in candidates:
-        if _works(candidate):
+        if _works(candidate, files[candidate.version][0]):
             return candidate
     return None
 
 
-def _candidates(mounts: str, own: str) -> Iterable[CpuController]:
+def _candidates(mounts: str, own: str, name: str = "cpu") -> Iterable[Controller]:
     paths = {tuple(c.split(",")): p for _, c, p in (row.split(":", 2) for row in own.splitlines())}
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -53,15 +69,15 @@ def _candidates(mounts: str, own: str) -> Iterable[CpuController]:
             # A container sees its own group as the root of the mount.
             inside = "" if mounted_root == path else path
             here = Path(mount_point + inside.rstrip("/"))
-            if kind == "cgroup" and "cpu" in controllers and "cpu" in options.split(","):
-                yield CpuController(here, 1)
+            if kind == "cgroup" and name in controllers and name in options.split(","):
+                yield Controller(here, 1)
             elif kind == "cgroup2" and controllers == ("",):
-                yield CpuController(here, 2)
+                yield Controller(here, 2)
                 # Processes may not live beside groups with controllers: a sibling is as good.
-                yield CpuController(here.parent, 2)
+                yield Controller(here.parent, 2)
 
 
-def _works(controller: CpuController) -> bool:
+def _works(controller: Controller, file: str) -> bool:
     probe = controller.root / f"{CGROUP_PREFIX}probe.{os.getpid()}"
     try:
         probe.mkdir()
@@ -69,7 +85,7 @@ def _works(controller: CpuController) -> bool:
         return False
     try:
         # Version 2 may refuse to take processes although the directory could be made.
-        names = ["cgroup.procs", "cpu.cfs_quota_us" if controller.version == 1 else "cpu.max"]
+        names = ["cgroup.procs", file]
         return all(os.access(probe / name, os.W_OK) for name in names) and os.access(
             controller.root / "cgroup.procs", os.W_OK
         )
@@ -77,11 +93,11 @@ def _works(controller: CpuController) -> bool:
         probe.rmdir()
 
 
-class CpuGroup:
-    """One unit's group. Made on first need; a unit that nothing slows lives in no group of ours."""
+class ControlGroup:
+    """A group of ours. Its name begins with the prefix and the run, so any command finds it."""
 
-    def __init__(self, controller: CpuController, run: str, unit: str) -> None:
-        self.path = controller.root / f"{CGROUP_PREFIX}{run}.{unit}"
+    def __init__(self, controller: Controller, name: str) -> None:
+        self.path = controller.root / name
         self._version = controller.version
         try:
             self.path.mkdir(exist_ok=True)
@@ -97,6 +113,26 @@ class CpuGroup:
         except OSError as error:
             raise ControlError(f"cannot move process {pid} into {self.path}: {error}") from error
 
+    def remove(self, within_s: float = 2.0) -> None:
+        """Remove the group once its processes are gone; safe to call twice."""
+        try:
+            remove_cgroup(self.path, time.monotonic() + within_s)
+        except OSError as error:
+            raise ControlError(f"cannot remove cgroup {self.path}: {error}") from error
+
+    def _write(self, name: str, value: str) -> None:
+        try:
+            (self.path / name).write_text(value)
+        except OSError as error:
+            raise ControlError(f"cannot write {value} to {self.path / name}: {error}") from error
+
+
+class CpuGroup(ControlGroup):
+    """One unit's group. Made on first need; a unit that nothing slows lives in no group of ours."""
+
+    def __init__(self, controller: Controller, run: str, unit: str) -> None:
+        super().__init__(controller, f"{CGROUP_PREFIX}{run}.{unit}")
+
     def share(self, share: float | None) -> None:
         """Allow ``share`` of one core (0.2 is a fifth, 2 is two cores); None lifts the limit."""
         period, quota = (PERIOD_US, None) if share is None else _quota(share)
@@ -111,13 +147,6 @@ class CpuGroup:
                     (self.path / "cpu.cfs_quota_us").write_text(str(quota))
         except OSError as error:
             raise ControlError(f"cannot set the quota of {self.path}: {error}") from error
-
-    def remove(self, within_s: float = 2.0) -> None:
-        """Remove the group once its processes are gone; safe to call twice."""
-        try:
-            remove_cgroup(self.path, time.monotonic() + within_s)
-        except OSError as error:
-            raise ControlError(f"cannot remove cgroup {self.path}: {error}") from error
 
 
 def _quota(share: float) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -45,6 +45,12 @@ class Child:
     asked: bool = False
     """This life is ended by a fault or by its own wish to be started anew (``os.EX_TEMPFAIL``), so
     its death says nothing against the unit."""
+    between: Callable[[], str] | None = None
+    """What is to be done once this life is over, before the next one may begin."""
+    outcome: str | Exception = ""
+    """What came of it."""
+    ended_by_kernel: Callable[[], bool] | None = None
+    """Asked at a death: whether the OOM killer was behind it."""
     pidfd: int = field(default=-1, repr=False)
     lines: UnitLines | None = field(default=None, repr=False)
 

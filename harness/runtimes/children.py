@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 
 from harness.clock import WallClock
-from harness.errors import ControlError, FaultSkipped, LaunchError
+from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError
 from harness.events import AnyEvent, HarnessFailed, UnitExited, UnitNote, UnitSpawned
 from harness.runtimes.cgroups import CpuGroup
 from harness.runtimes.child import (
@@ -33,6 +33,7 @@ from harness.runtimes.child import (
     wait_stopped,
 )
 from harness.runtimes.lines import UnitLines
+from harness.runtimes.memory import Squeeze
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -118,6 +119,46 @@ class Children:
             self._children[name].asked = True
             os.kill(pid, signal.SIGKILL)
         return f"SIGKILL to process {pid}"
+
+    def between(
+        self, name: str, act: Callable[[], str], end: Callable[[int], None], within_s: float
+    ) -> str:
+        """Have the unit's process ended by ``end``, which gets its id, and then do ``act`` before
+        another one is started. Where nobody lives now only ``act`` is done.
+
+        Returns what ``act`` does. Raises :class:`ControlError` when the process lives on for
+        longer than ``within_s``, and what either of the two raises.
+        """
+        with self._lock:
+            child = self._children[name]
+            if child.process is None:
+                return act()
+            pid = child.process.pid
+            child.asked, child.between = True, act
+            try:
+                end(pid)
+                if not self._exited.wait_for(lambda: child.between is None, within_s):
+                    raise ControlError(f"{name} (process {pid}) still lives after {within_s:g} s")
+            finally:
+                child.between = None
+            if isinstance(child.outcome, Exception):
+                raise child.outcome
+            return child.outcome
+
+    def oom(self, name: str, squeeze: Squeeze, within_s: float) -> str:
+        """Let memory run out for the unit, until the kernel ends it.
+
+        Raises :class:`FaultSkipped` when nothing lives there, else as :meth:`between`.
+        """
+        with self._lock:
+            pid = self._pid(name)
+            child = self._children[name]
+            child.ended_by_kernel = lambda: squeeze.group.kills() > 0
+            try:
+                self.between(name, lambda: "", squeeze.press, within_s)
+            finally:
+                child.ended_by_kernel = None
+        return f"memory of process {pid} limited until the kernel ended it"
 
     def terminate(self, name: str, grace_ns: int) -> str:
         """SIGTERM now, SIGKILL after ``grace_ns`` if the same process still lives then."""
@@ -353,6 +394,7 @@ class Children:
         child.process = None
         # "Try again": a unit that ends on purpose to be started anew is no crash either.
         child.asked = child.asked or code == os.EX_TEMPFAIL
+        asked = child.ended_by_kernel
         self.emit(
             UnitExited(
                 t_ns=self._clock.now_ns(),
@@ -360,8 +402,15 @@ class Children:
                 pid=process.pid,
                 code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
+                oom=asked is not None and asked(),
             )
         )
+        if child.between is not None:
+            try:
+                child.outcome = child.between()
+            except (ChaosError, OSError) as error:  # whoever asked for it is told
+                child.outcome = error
+            child.between = None
         self._exited.notify_all()
         if not self._closing:
             self._plan_restart(child, killed=code < 0)

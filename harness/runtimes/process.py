@@ -6,8 +6,10 @@ own restarts what dies. Needs Linux (process file descriptors, /proc).
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,19 +20,20 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from faults.base import Capability, LinkState, Resource, Tuning
+from faults.base import Capability, Damage, LinkState, Resource, Tuning
 from faults.holds import NEUTRAL
 from harness.clock import Clock, WallClock
 from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError
 from harness.events import AnyEvent, HarnessFailed, ProxyChanged, ResidueFound
 from harness.leftovers import cgroups_of, own, processes_of, start_ticks
 from harness.reaper import Reaper
-from harness.runtimes import proxy_server
+from harness.runtimes import proxy_server, state_files
 from harness.runtimes.base import RunContext
 from harness.runtimes.cgroups import CpuGroup, find_controller
 from harness.runtimes.child import Child
 from harness.runtimes.children import Children
 from harness.runtimes.linktable import LinkTable
+from harness.runtimes.memory import MemoryGroup, Squeeze, find_memory
 from harness.runtimes.places import Ports, cache_dir
 from harness.runtimes.process_options import read_options, unit_environment
 from harness.runtimes.proxy_server import ProxyServer
@@ -40,6 +43,9 @@ from targets.unit_config import UnitConfig, write_unit_config
 BEHIND_TRIES, BEHIND_PAUSE_S = 5, 0.3
 """How often, and after which pause, a link between learners is set that could not be."""
 
+DEATH_S = 10.0
+"""How long a unit may take to die where somebody waits for that."""
+
 PROXY_DEATHS_MAX = 10
 """After so many deaths in one run the proxy server is not started again."""
 
@@ -48,6 +54,8 @@ class ProcessRuntime:
     """See :class:`harness.runtimes.base.Runtime`."""
 
     name = "process"
+    keeps_checkpoints = True
+    """Units write them below the run directory, where they outlive the run."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -63,9 +71,13 @@ class ProcessRuntime:
             "link",
             "restart",
             "absence",
+            "state",
         }
         if self._controller is not None:
             offers.add("cpu_quota")
+        self._memory = find_memory()
+        if self._memory is not None:
+            offers.add("memory")
         self.offers: frozenset[Capability] = frozenset(offers)
         self.proxy = proxy_server.describe(self._options["proxy"])
         self._work = context.directory.resolve() / "work"
@@ -79,6 +91,8 @@ class ProcessRuntime:
         self._units: dict[str, UnitSpec] = {}
         self._proxy_log: BinaryIO | None = None
         self._late: list[AnyEvent] = []
+        self._damages: dict[str, int] = {}
+        self._groups: list[MemoryGroup] = []
         self._proxy_deaths = 0
         self._closed = False
 
@@ -132,7 +146,7 @@ class ProcessRuntime:
         if self._children is not None:
             children = self._children
             self._attempt("stop units", lambda: children.close(self._options["stop_s"]))
-            for group in children.groups():
+            for group in [*children.groups(), *self._groups]:
                 self._attempt("remove cgroup", group.remove)
         if self._server is not None:
             self._attempt("stop the proxy", self._server.stop)
@@ -169,6 +183,34 @@ class ProcessRuntime:
     def terminate(self, unit: str, grace_ns: int) -> str:
         """SIGTERM, and SIGKILL after the grace time; the supervisor brings the unit back."""
         return self._running.terminate(unit, grace_ns)
+
+    def damage(self, unit: str, how: Damage) -> str:
+        """SIGKILL, and damage to the unit's files before the supervisor brings it back."""
+        nth = self._damages[unit] = self._damages.get(unit, 0) + 1
+        directory = self._work / "state" / unit
+
+        def end(pid: int) -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        return self._running.between(
+            unit, lambda: state_files.damage(directory, how, nth), end, DEATH_S
+        )
+
+    def oom(self, unit: str) -> str:
+        """A control group's limit below what the unit takes; the kernel ends it."""
+        if self._memory is None:
+            raise ControlError("no control group with a memory limit can be made here")
+        group = MemoryGroup(self._memory, self._context.run, unit)
+        if self._reaper is not None:
+            self._reaper.record(kind="cgroup", path=str(group.path))
+        squeeze = Squeeze(group, unit_environment(self._context.run))
+        self._announce("ballast", squeeze.pid)
+        try:
+            return self._running.oom(unit, squeeze, DEATH_S)
+        finally:
+            squeeze.close()
+            self._groups.append(group)
+            self._attempt("remove cgroup", group.remove)
 
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring one resource of the unit's place to ``setting``."""
@@ -315,6 +357,7 @@ class ProcessRuntime:
             peers=peers,
             state_dir=str(self._work / "state" / spec.name),
             control_file=str(self._control_file(spec.name)),
+            checkpoint_dir=str(self._context.directory.resolve() / "checkpoints" / spec.name),
             cache_dir=str(cache_dir()),
         )
         write_unit_config(path, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from faults.base import Capability, LinkState, Resource, Tuning
+from faults.base import Capability, Damage, LinkState, Resource, Tuning
 from harness.clock import Clock
 from harness.errors import ControlError, HarnessError, LaunchError
 from harness.events import AnyEvent, ResidueFound
@@ -24,6 +24,8 @@ class SimulatedRuntime:
     """See :mod:`harness.runtimes.base`; ``options`` are those of ``harness.sim.options``."""
 
     name = "simulated"
+    keeps_checkpoints = True
+    """Written below the run directory when the run is closed."""
     proxy = "simulated"
     offers: frozenset[Capability] = frozenset(
         {
@@ -36,6 +38,8 @@ class SimulatedRuntime:
             "restart",
             "absence",
             "engine_network",
+            "memory",
+            "state",
         }
     )
 
@@ -45,6 +49,7 @@ class SimulatedRuntime:
         self._loop = Loop()
         self.clock: Clock = self._loop
         self._cluster: Cluster | None = None
+        self._target: Target | None = None
         self._closed = False
 
     def open(self, target: Target) -> None:
@@ -52,6 +57,7 @@ class SimulatedRuntime:
         if self._cluster is not None:
             raise LaunchError("this runtime was opened before; make a new one for each run")
         seed = self._context.seed
+        self._target = target
         self._cluster = Cluster(target, seed, self._loop, self._options, self._crash_log)
         self._cluster.start()
 
@@ -84,6 +90,14 @@ class SimulatedRuntime:
     def terminate(self, unit: str, grace_ns: int) -> str:
         """SIGTERM, then SIGKILL; raises ``FaultSkipped`` when no process lives there."""
         return self._opened().terminate(unit, grace_ns)
+
+    def damage(self, unit: str, how: Damage) -> str:
+        """Kill the unit and damage what it left durable."""
+        return self._opened().damage(unit, how)
+
+    def oom(self, unit: str) -> str:
+        """The kernel's OOM killer ends the unit; raises ``FaultSkipped`` when none lives there."""
+        return self._opened().oom(unit)
 
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting; raises ``ControlError`` for one we do not know."""
@@ -126,6 +140,10 @@ class SimulatedRuntime:
                 cluster.terminate(unit.name, grace_ns)
         self._run_out(cluster, deadline)
         self._closed = True
+        # What simulated units hold in memory of checkpoints is on the disk of real ones.
+        keep = getattr(self._target, "keep", None)
+        if keep is not None:
+            keep(self._context.directory)
 
     def residue(self, t_ns: int) -> ResidueFound:
         """Processes that outlived ``close``; there is nothing else that could."""

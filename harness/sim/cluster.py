@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from faults.base import LinkState, Tuning
+from faults.base import Damage, LinkState, Tuning
 from harness.errors import FaultSkipped, HarnessError
 from harness.events import AnyEvent, UnitExited, UnitNote, UnitReady, UnitSpawned, UnitStarted
 from harness.runtimes.linktable import LinkTable
@@ -41,6 +41,8 @@ from targets.base import (
 )
 
 SIGKILL, SIGTERM = 9, 15
+SPACE_POLL_NS = 100_000_000
+"""Pause between two attempts to write to a disk that is full."""
 
 
 class Cluster:
@@ -107,6 +109,26 @@ class Cluster:
             return "terminated before it was ready"
         self._hold_or(unit, self._stop_asked, (unit, grace_ns))
         return f"asked incarnation {unit.incarnation} to stop"
+
+    def damage(self, name: str, how: Damage) -> str:
+        """SIGKILL to whoever lives there; what it left durable is lost or damaged."""
+        unit = self._unit(name)
+        notes = [self.kill(name)] if unit.alive else []
+        # The target holds what its workers keep beside their node's own values.
+        arrays: Callable[[str, Damage], str] | None = getattr(self._target, "damage", None)
+        said = arrays(name, how) if arrays is not None else ""
+        if said:
+            notes.append(said)
+        if not said or how == "lose":
+            notes.append(unit.disk.damage(how))
+        return "; ".join(notes)
+
+    def oom(self, name: str) -> str:
+        """End the unit as the kernel's OOM killer does; raises :class:`FaultSkipped` for none."""
+        unit = self._unit(name)
+        if not unit.alive:
+            raise FaultSkipped(f"no process of {name} runs")
+        return f"killed incarnation {self._exit(unit, code=None, signal=SIGKILL, oom=True)}"
 
     def _stop_asked(self, now: int, asked: tuple[SimUnit, int]) -> None:
         unit, grace_ns = asked
@@ -176,13 +198,17 @@ class Cluster:
         if self._options.load_ms is not None and hasattr(unit.worker, "costs"):
             load_ns = round(self._options.load_ms * 1e6)
             unit.worker.costs = replace(unit.worker.costs, load_ns=load_ns)
+        unit.bind = getattr(unit.worker, "bind", None)
         self._tell_worker(unit)
         if unit.tuning.update:
             self._tamper(unit)
         if hasattr(unit.node, "traffic"):
             unit.node.traffic = self._traffic(unit)
         life = unit.life
-        self.feed(unit, Started(unit.incarnation, unit.disk.saved()), now)
+        for key, why in sorted(unit.disk.damaged.items()):
+            self._note(unit, "state-damaged", f"{key}: {why}; the value before is used")
+        damaged = dict(unit.disk.damaged)
+        self.feed(unit, Started(unit.incarnation, unit.disk.saved(), damaged), now)
         if unit.life == life:
             for link in unit.links:
                 if not link.on_demand:
@@ -198,17 +224,18 @@ class Cluster:
                 sum(link.nbytes[side] for link, side in ends),
             )
 
-        unit.bind = getattr(unit.worker, "bind", None)
         received, sent = total()
         return lambda: (total()[0] - received, total()[1] - sent)
 
-    def _exit(self, unit: SimUnit, code: int | None, signal: int | None) -> str:
+    def _exit(
+        self, unit: SimUnit, code: int | None, signal: int | None, *, oom: bool = False
+    ) -> str:
         now, incarnation = self._loop.now_ns(), unit.incarnation
         note = unit.disk.crash(now, unit.random)
         unit.end_life()
         for link, side in unit.peers.values():
             link.process_ended(side, abruptly=signal == SIGKILL)
-        self.events.append(UnitExited(t_ns=now, unit=unit.name, code=code, signal=signal))
+        self.events.append(UnitExited(t_ns=now, unit=unit.name, code=code, signal=signal, oom=oom))
         if self._options.restart:
             self._spawn_later(unit)
         return f"{incarnation}; {note}" if note else f"{incarnation}"
@@ -221,16 +248,19 @@ class Cluster:
     def _crash(self, unit: SimUnit, error: Exception) -> None:
         """The node raised, as a real unit's driver would die: said, logged, exit status 1."""
         self._crash_log(unit.name, "".join(traceback.format_exception(error)))
+        self._note(unit, "crash", f"{type(error).__name__}: {error}")
+        self._exit(unit, code=1, signal=None)
+
+    def _note(self, unit: SimUnit, what: str, detail: str) -> None:
         self.events.append(
             UnitNote(
                 t_ns=self._loop.now_ns(),
                 unit=unit.name,
                 incarnation=unit.incarnation,
-                what="crash",
-                detail=f"{type(error).__name__}: {error}",
+                what=what,
+                detail=detail,
             )
         )
-        self._exit(unit, code=1, signal=None)
 
     # --- holds ----------------------------------------------------------------------------------
 
@@ -369,12 +399,13 @@ class Cluster:
             elif kind is Work:
                 self._enqueue(unit, effect.lane, effect.job, now)
             elif kind is Save:
-                unit.disk.begin(effect.key, effect.value)
-                low, high = self._fsync_range
-                delay = round(low + (high - low) * unit.random.random())
                 unit.blocked = True
                 unit.deferred = (effects, index + 1)
-                self._loop.after(delay, self._synced, (unit, unit.life))
+                if unit.tuning.disk_full:
+                    self._note(unit, "disk-full", f"{effect.key} cannot be saved: no space left")
+                    self._loop.after(SPACE_POLL_NS, self._save_again, (unit, unit.life, effect))
+                else:
+                    self._begin_save(unit, effect)
                 return False
             elif kind is Dial:
                 unit.peers[effect.peer][0].dial()
@@ -388,6 +419,22 @@ class Cluster:
             else:
                 raise HarnessError(f"{unit.name} asked for {effect!r}, which is no effect")
         return True
+
+    def _begin_save(self, unit: SimUnit, effect: Save) -> None:
+        unit.disk.begin(effect.key, effect.value)
+        low, high = self._fsync_range
+        delay = round(low + (high - low) * unit.random.random())
+        self._loop.after(delay, self._synced, (unit, unit.life))
+
+    def _save_again(self, now: int, entry: tuple[SimUnit, int, Save]) -> None:
+        """As a real unit's driver: tried until there is space, and nothing else happens."""
+        unit, life, effect = entry
+        if unit.life != life:
+            return
+        if unit.frozen or unit.tuning.disk_full:
+            self._loop.after(SPACE_POLL_NS, self._save_again, entry)
+        else:
+            self._begin_save(unit, effect)
 
     def _synced(self, now: int, who: tuple[SimUnit, int]) -> None:
         unit, life = who
@@ -545,6 +592,18 @@ class Cluster:
         return round((low + (high - low) * unit.random.random()) * 1e6)
 
 
+def _bound(bind: Callable[[Any], Callable[[], Any]], job: Any) -> Callable[[], Any]:
+    """``job`` as a call; one that cannot be bound fails in its lane, as with a real unit."""
+    try:
+        return bind(job)
+    except Exception as error:
+        return partial(_failed, error)
+
+
+def _failed(error: Exception) -> NoReturn:
+    raise error
+
+
 class _Outlet:
     """The way to a unit's links, as the transport of a real unit has it (``targets.live``)."""
 
@@ -575,15 +634,3 @@ def _skew(options: SimOptions, unit: str) -> Skew | None:
     offset = options.clock_skew_ms.get(unit, 0.0)
     ppm = options.clock_drift_ppm.get(unit, 0.0)
     return Skew(round(offset * 1e6), ppm) if offset or ppm else None
-def _bound(bind: Callable[[Any], Callable[[], Any]], job: Any) -> Callable[[], Any]:
-    """``job`` as a call; one that cannot be bound fails in its lane, as with a real unit."""
-    try:
-        return bind(job)
-    except Exception as error:
-        return partial(_failed, error)
-
-
-def _failed(error: Exception) -> NoReturn:
-    raise error
-
-

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from faults.base import Damage
+
 
 def frozen_copy(value: Any) -> Any:
     """``value`` with its dicts, lists and tuples copied, so that later changes cannot reach it.
@@ -30,12 +32,26 @@ def frozen_copy(value: Any) -> Any:
 class Disk:
     """One unit's durable state; it outlives every life of the unit."""
 
-    __slots__ = ("_history", "_pending", "_unsynced_ns", "_values", "incarnation")
+    __slots__ = (
+        "_before",
+        "_history",
+        "_order",
+        "_pending",
+        "_unsynced_ns",
+        "_values",
+        "damaged",
+        "incarnation",
+    )
 
     def __init__(self, unsynced_ns: int = 0) -> None:
         self.incarnation = 0
         """The counter file; raised atomically at the start of every life."""
+        self.damaged: dict[str, str] = {}
+        """Keys whose last value is damaged, with the reason; ``saved`` has the one before."""
         self._values: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._order: list[str] = []
+        """Keys, the one written last at the end."""
         self._pending: tuple[str, Any] | None = None
         self._unsynced_ns = unsynced_ns
         self._history: list[tuple[int, str, Any]] = []
@@ -55,7 +71,17 @@ class Disk:
             self._history.append((now_ns, key, self._values.get(key)))
             horizon = now_ns - self._unsynced_ns
             self._history = [entry for entry in self._history if entry[0] > horizon]
+        self._write(key, value)
+
+    def _write(self, key: str, value: Any) -> None:
+        # What is damaged is not kept as the value before; see targets.unit_files.StateDir.
+        if key in self.damaged:
+            self._before[key] = value
+            del self.damaged[key]
+        elif key in self._values:
+            self._before[key] = self._values[key]
         self._values[key] = value
+        self._order = [k for k in self._order if k != key] + [key]
 
     def crash(self, now_ns: int, rng: Random) -> str:
         """The process or its machine dies; returns what became of an unfinished write."""
@@ -64,7 +90,7 @@ class Disk:
             key, value = self._pending
             self._pending = None
             if rng.random() < 0.5:
-                self._values[key] = value
+                self._write(key, value)
                 note = f"write of {key} in progress: the new value survived"
             else:
                 note = f"write of {key} in progress: the old value survived"
@@ -80,6 +106,23 @@ class Disk:
         self._history = []
         return note
 
+    def damage(self, how: Damage) -> str:
+        """Nobody lives here now, and what was written is lost or damaged; says what of it."""
+        if how == "lose":
+            count = len(self._values)
+            self._values, self._before, self._order, self.damaged = {}, {}, [], {}
+            return f"{count} values lost"
+        if not self._order:
+            return "nothing was written that could be damaged"
+        key = self._order[-1]
+        if key not in self.damaged:
+            self.damaged[key] = "cut short" if how == "tear" else "wrong digest"
+            if key in self._before:
+                self._values[key] = self._before[key]
+            else:
+                del self._values[key]
+        return f"{key}: {self.damaged[key]}"
+
     def saved(self) -> Mapping[str, Any]:
-        """What a new life finds: the last durable value of each key."""
+        """What a new life finds: the last durable value of each key, or the one before."""
         return {key: frozen_copy(self._values[key]) for key in sorted(self._values)}

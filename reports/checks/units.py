@@ -18,6 +18,7 @@ from reports.effects import EXIT_SLACK_NS, FaultFact
 from reports.healing import Healing
 from reports.history import History
 from reports.lives import FaultWindow, Seen
+from reports.shadows import STATE_KINDS
 from reports.worlds import ended_with_its_world
 
 Violations = list[tuple[str, tuple[int, ...]]]
@@ -33,6 +34,7 @@ _DEADLY = {
     "kill_group": ({9}, {137}),
     "crash_loop": ({9}, {137}),
     "oom": ({9}, {137}),
+    **dict.fromkeys(sorted(STATE_KINDS), ({9}, {137})),
     "terminate": ({15, 9}, {0, 143, 137}),
     "absent": ({15, 9}, {0, 143, 137}),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from harness.events import Merged
+from harness.events import Merged, RolledBack
 from reports.checks.base import Evidence, Finding, holds, not_asked, verdict_of
 from reports.history import History
-from reports.lives import Life, Seen
+from reports.lives import FaultWindow, Life, Seen
+from reports.shadows import STATE_KINDS
 
 Violations = list[tuple[str, tuple[int, ...]]]
 
@@ -115,28 +116,61 @@ def survives_syncer(e: Evidence) -> Finding:
     found: Violations = []
     for death in deaths:
         found += _reused(history, death)
-    found += _taken_back(history)
+    lost, excused = _taken_back(history)
+    found += lost
     lines = [d.exit.line for d in deaths if d.exit]
-    return verdict_of(
-        found, holds(f"{len(deaths)} syncer deaths; no version that was sent came again", *lines)
-    )
+    good = f"{len(deaths)} syncer deaths; no version that was sent came again"
+    if excused:
+        good += f"; lost with the disk, as was asked for: {', '.join(excused)}"
+    return verdict_of(found, holds(good, *lines))
 
 
-def _taken_back(history: History) -> Violations:
-    """Versions that were sent and that a damaged disk could not give back."""
+def _taken_back(history: History) -> tuple[Violations, list[str]]:
+    """Versions that were sent and that a damaged disk could not give back.
+
+    Those that a state fault may cost are told apart: one of each damage, and whatever nobody that
+    is there holds where the whole disk was lost.
+    """
     found: Violations = []
+    excused: list[str] = []
     for back in history.rolled_back:
         event = back.event
         seen = [m for m in history.merges if m.event.fragment == event.fragment]
         gone = [m for m in seen if event.before < m.event.version < event.version]
         if event.version == event.before + 1:  # the newest that it knew of was damaged itself
             gone = [m for m in seen if m.event.version == event.before]
+        fault = _damaged_by(history, back)
+        if fault is not None and (fault.kind == "lose_checkpoint" or len(gone) <= 1):
+            excused += [
+                f"version {m.event.version} of fragment {event.fragment} ({fault.fault})"
+                for m in gone
+            ]
+            continue
         for merge in gone:
             text = (
                 f"version {merge.event.version} of fragment {event.fragment} was sent and is lost"
             )
             found.append((f"{text}: {event.why}", (merge.line, back.line)))
-    return found
+    return found, excused
+
+
+def _damaged_by(history: History, back: Seen[RolledBack]) -> FaultWindow | None:
+    """The state fault behind a rollback: nothing was merged between the two."""
+    event = back.event
+    before = [
+        w
+        for w in history.faults
+        if w.kind in STATE_KINDS
+        and w.unit == event.unit
+        and w.executed_ns is not None
+        and (w.asked_ns or w.executed_ns) <= event.t_ns
+    ]
+    if not before:
+        return None
+    last = max(before, key=lambda w: w.executed_ns or 0)
+    since = last.executed_ns or 0
+    merged = (m for m in history.merges if m.event.unit == event.unit)
+    return None if any(since < m.event.t_ns < event.t_ns for m in merged) else last
 
 
 def _reused(history: History, death: Life) -> Violations:

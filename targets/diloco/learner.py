@@ -60,6 +60,7 @@ from targets.base import (
     WorkDone,
     WorkFailed,
 )
+from targets.diloco.checkpointing import Checkpointing, Counters, Resuming
 from targets.diloco.fragments import schedule
 from targets.diloco.liveness import NEVER, Link
 from targets.diloco.messages import (
@@ -69,17 +70,21 @@ from targets.diloco.messages import (
     Fragment,
     Heartbeat,
     Hello,
+    KeepPart,
     LoadAll,
     Loaded,
     LoadState,
     NeedState,
+    PartKept,
     Payload,
+    PruneParts,
     Pull,
     Push,
     Read,
     ReadState,
     Refused,
     Report,
+    SnapshotsKept,
     StateCopy,
     StepResult,
     TrainStep,
@@ -87,6 +92,7 @@ from targets.diloco.messages import (
 )
 from targets.diloco.params import DilocoParams
 from targets.diloco.recovery import Donating, Held, Recovery, Taken
+from targets.diloco.rescue import Handing
 from targets.diloco.vector import VectorClock
 
 STATE_NS = 30_000_000_000
@@ -123,6 +129,8 @@ class Learner:
         syncer: str = "syncer",
         layout: str = "",
         donors: Sequence[str] = (),
+        resuming: Resuming | None = None,
+        lives_before: int = 0,
     ) -> None:
         self.name = name
         self.params = params
@@ -154,8 +162,14 @@ class Learner:
         self._loading: tuple[Fragment, ...] = ()
         self._taken: Taken | None = None
         """The donor's state that is being loaded."""
+        self._resuming = resuming
+        """The part of an earlier run's checkpoint that the first life here goes on from."""
+        self._lives_before = lives_before
+        marker = resuming.part.marker if resuming is not None else 0
+        self._checkpoints = Checkpointing(syncer, params.checkpoint_every, self._note, marker)
         self._recovery = Recovery(name, params, layout, donors)
         self._donating = Donating(params, layout)
+        self._handing = Handing(syncer)
         self._peers_due = NEVER
         """As ``_link_due``, for links to other learners; they are rare."""
         self._pending: dict[int, list[Fragment]] = {}
@@ -163,6 +177,8 @@ class Learner:
         self._adopting: list[Fragment] = []
         self._reads: dict[int, _Counted] = {}
         """Request to what its push will say."""
+        self._spoilt: dict[int, int] = {}
+        """Fragment to the local step after which a fault spoilt it last."""
         self._report: Report | None = None
         self._stepping = False
         self._waiting_since: int | None = None
@@ -177,8 +193,6 @@ class Learner:
             Connected: self._connected,
             Disconnected: self._disconnected,
             Received: self._received,
-        self._spoilt: dict[int, int] = {}
-        """Fragment to the local step after which a fault spoilt it last."""
             WorkDone: self._work_done,
             WorkFailed: self._work_failed,
             Tick: self._tick,
@@ -190,6 +204,8 @@ class Learner:
             Fragment: self._fragment,
             Heartbeat: self._heartbeat,
             Refused: self._refused,
+            NeedState: self._hand_over,
+            SnapshotsKept: lambda told: self._out.extend(self._checkpoints.prune(told)),
         }
         self._on_result: dict[type[Any], Callable[[Any, Any], None]] = {
             TrainStep: self._trained,
@@ -200,6 +216,8 @@ class Learner:
             CopyState: self._copied,
             ReadState: self._part_read,
             DropState: lambda job, result: None,
+            KeepPart: self._part_kept,
+            PruneParts: lambda job, result: None,
         }
 
     # --- the Node interface ---------------------------------------------------------------------
@@ -234,6 +252,10 @@ class Learner:
 
     def _started(self, event: Started) -> None:
         self._incarnation = event.incarnation
+        if event.incarnation > 1:
+            self._resuming = None  # its steps may be merged already: never twice from one part
+        if self._resuming is not None:
+            self._take_part(self._resuming)
 
     def _stop_asked(self, event: StopAsked) -> None:
         self._stop_by = self._now + min(event.grace_ns // 2, STOP_NS_MAX)
@@ -286,6 +308,10 @@ class Learner:
             self._lose("replaced by a new connection")
         self._link.opened(self._now)
         self._link_due = self._link.due_ns()
+        if self._resuming is None:
+            self._say_hello()  # else once the part is loaded
+
+    def _say_hello(self) -> None:
         self._answer_by = self._now + self.params.silence_ms_max * 1_000_000
         held = self.joined or self._has_state()
         self._send(
@@ -299,7 +325,7 @@ class Learner:
         )
 
     def _has_state(self) -> bool:
-        return bool(self._loading) or self._taken is not None
+        return bool(self._loading) or self._taken is not None or self._resuming is not None
 
     def _disconnected(self, event: Disconnected) -> None:
         peer = event.peer
@@ -346,6 +372,7 @@ class Learner:
             return  # of a connection that was given up
         self._link.heard_ns = self._now
         message = event.message
+        self._look_for_marker(message)
         self._clock.merge(message.clock)
         handler = self._on_message.get(type(message))
         if handler is not None:
@@ -380,6 +407,12 @@ class Learner:
 
     def _refused(self, message: Refused) -> None:
         self._end(f"{self.syncer} refused: {message.why}", code=1)
+
+    def _hand_over(self, need: NeedState) -> None:
+        """The syncer lost everything; what this learner holds may be the newest there is."""
+        if self.joined:
+            self._note(UnitNote, what="rescue", detail=f"hands its fragments over: {need.why}")
+            self._out += self._handing.asked(tuple(self.versions), tuple(self.committed))
 
     def _pull(self, pull: Pull) -> None:
         """Answer from what the learner holds now; with an empty push when there is no step."""
@@ -454,6 +487,7 @@ class Learner:
 
     def _of_peer(self, event: Received) -> None:
         peer, message = event.sender, event.message
+        self._look_for_marker(message)
         self._clock.merge(message.clock)
         clock = self._clock.read()
         if peer.startswith(CALLER):
@@ -474,6 +508,10 @@ class Learner:
 
     def _donate(self, effects: list[Effect]) -> None:
         self._out += effects
+        for peer, life in self._donating.copies:
+            name = peer.removeprefix(CALLER)
+            self._note(StateCopied, peer=name, peer_incarnation=life, step=self.step)
+        self._donating.copies.clear()
         self._peers_due = min(self._recovery.due_ns(), self._donating.due_ns())
 
     def _recover(self, effects: list[Effect]) -> None:
@@ -508,15 +546,14 @@ class Learner:
         self._known = [max(0, version - again) for version in taken.offer.versions]
         self._awaited = list(taken.offer.committed)
         job = LoadState(taken.payloads, taken.offer.trained, taken.offer.moments)
-        for peer, life in self._donating.copies:
-            name = peer.removeprefix(CALLER)
-            self._note(StateCopied, peer=name, peer_incarnation=life, step=self.step)
-        self._donating.copies.clear()
         self._out.append(Work(job))
         for fragment in self._incoming.values():
             self._fragment(fragment)
 
     def _state_loaded(self, job: LoadState, result: Loaded) -> None:
+        if self._resuming is not None:
+            self._part_loaded(self._resuming, result)
+            return
         taken, self._taken = self._taken, None
         assert taken is not None
         offer = taken.offer
@@ -535,6 +572,8 @@ class Learner:
             digests=result.digests,
             donor_digests={k: v for k, _, v in (d.partition("=") for d in offer.digests)},
             nbytes=taken.nbytes,
+            versions=offer.versions,
+            donor_step=offer.step,
         )
         self._go_on()
 
@@ -553,10 +592,77 @@ class Learner:
             self._donate(self._donating.observed(self._held()))
 
     def _copied(self, job: CopyState, copy: StateCopy) -> None:
+        if self._handing.owns(job):
+            self._out += self._handing.copied(job)
+            return
         self._donate(self._donating.copied(job, copy, self._now, self._clock.read()))
 
     def _part_read(self, job: ReadState, payload: Payload) -> None:
+        if self._handing.owns(job):
+            self._link.sent_ns = self._now
+            self._out += self._handing.part(job, payload, self._clock.read())
+            return
         self._donate(self._donating.part(job, payload, self._now, self._clock.read()))
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def _look_for_marker(self, message: Any) -> None:
+        """Cut before ``message`` is acted on, if it is the first one past a multiple of T_c."""
+        if not self._checkpoints.every:
+            return
+        marker = self._checkpoints.passed(message.clock)
+        if not marker:
+            return
+        if not self.joined:
+            if self._has_state():  # the syncer was told of it and may wait
+                self._no_part(marker, "its state was not loaded yet")
+            return
+        counters = Counters(
+            step=self.step,
+            versions=tuple(self.versions),
+            committed=tuple(self.committed),
+            since=tuple(self.since),
+            tokens=tuple([self._tokens - at for at in self._tokens_at]),
+            life=self._lives_before + self._incarnation,
+        )
+        self._out += self._checkpoints.cut(marker, self._incarnation, counters, self._now)
+
+    def _part_kept(self, job: KeepPart, result: PartKept) -> None:
+        saved = self._checkpoints.kept(job, result, self._now, self._clock.read())
+        if self._welcomed:
+            self._send(saved)
+
+    def _no_part(self, marker: int, why: str) -> None:
+        none = self._checkpoints.failed(marker, why, self._clock.read())
+        if self._welcomed:
+            self._send(none)
+
+    def _take_part(self, resuming: Resuming) -> None:
+        """Go on where an earlier run's checkpoint has this learner."""
+        counters = resuming.counters
+        # As after a recovery: a change can only be added to what was sent in this run.
+        again = self.params.wire_down == "int4"
+        self._known = [max(0, version - again) for version in counters.versions]
+        self._awaited = list(counters.committed)
+        self.step = counters.step
+        self._clock.advance(self.name, counters.step)
+        self._clock.advance(self.syncer, resuming.part.marker)
+        self._out.append(Work(resuming.job()))
+
+    def _part_loaded(self, resuming: Resuming, result: Loaded) -> None:
+        self._resuming = None
+        counters = resuming.counters
+        self.joined = True
+        self.versions, self.committed = list(counters.versions), list(counters.committed)
+        self.since = list(counters.since)
+        self._tokens = max(counters.tokens)
+        self._tokens_at = [self._tokens - tokens for tokens in counters.tokens]
+        if self.step:  # what it said last, to a syncer on which it may have to wait
+            self._report = self._reported(step_ns=0)
+        resuming.say(self._note, result.digests)
+        if self._link.up:
+            self._say_hello()
+        self._go_on()
 
     # --- work -----------------------------------------------------------------------------------
 
@@ -572,8 +678,6 @@ class Learner:
             self._restart_counters(f)
         stamp = max(self.committed)
         self._note(
-            versions=offer.versions,
-            donor_step=offer.step,
             Joined,
             source="syncer" if stamp else "initial",
             clock=stamp,
@@ -581,6 +685,7 @@ class Learner:
             inner="fresh",
             digests=result.digests,
             nbytes=sum(f.payload.nbytes for f in state),
+            versions=tuple(f.version for f in state),
         )
         self._go_on()
 
@@ -639,17 +744,20 @@ class Learner:
             clock=self._clock.of(self.syncer),
             loss=result.loss,
         )
-        self._report = Report(
-            incarnation=self._incarnation,
-            step=job.step,
-            c_steps=tuple([job.step - since for since in self.since]),
-            c_tokens=tuple([self._tokens - at for at in self._tokens_at]),
-            step_ns=self._now - result.began_at_ns,
-            clock=self._clock.read(),
-        )
+        self._report = self._reported(self._now - result.began_at_ns)
         if self._welcomed:
             self._send(self._report)
         self._go_on()
+
+    def _reported(self, step_ns: int) -> Report:
+        return Report(
+            incarnation=self._incarnation,
+            step=self.step,
+            c_steps=tuple([self.step - since for since in self.since]),
+            c_tokens=tuple([self._tokens - at for at in self._tokens_at]),
+            step_ns=step_ns,
+            clock=self._clock.read(),
+        )
 
     def _adopted(self, job: Adopt, result: Any) -> None:
         fragment = self._adopting.pop(0)
@@ -666,8 +774,15 @@ class Learner:
     def _read(self, job: Read, payload: Payload) -> None:
         state = self._reads.pop(job.request, None)
         if state is not None:  # else the link it was for is gone
+            self._note_tampering(job.fragment, state.step, payload.tampered)
             self._send(self._push(job.request, job.fragment, state, payload))
         self._stop_when_answered()
+
+    def _note_tampering(self, fragment: int, step: int, update: str) -> None:
+        """A tape has to say which payloads were spoilt: some are accepted all the same."""
+        if update or self._spoilt.get(fragment) == step:
+            self._spoilt[fragment] = step
+            self._note(Tampered, fragment=fragment, step=step, update=update)
 
     def _work_failed(self, event: WorkFailed) -> None:
         job = event.job
@@ -685,8 +800,13 @@ class Learner:
         elif isinstance(job, CopyState | ReadState):
             self._note(UnitNote, what="read-failed", detail=event.why)
             clock = self._clock.read()
-            versions=tuple(f.version for f in state),
             self._donate(self._donating.failed(job, event.why, self._now, clock))
+        elif isinstance(job, KeepPart):
+            self._no_part(job.marker, event.why)
+        elif isinstance(job, PruneParts):
+            self._note(UnitNote, what="checkpoint-failed", detail=f"pruning: {event.why}")
+        elif isinstance(job, LoadState) and self._resuming is not None:
+            self._end(f"its part of the checkpoint cannot be loaded: {event.why}", code=1)
         elif isinstance(job, LoadState):
             self._not_loaded(event.why)
         else:
@@ -698,10 +818,3 @@ class Learner:
         self._known[fragment] = 0
         if self._link.up:
             self._give_up(f"fragment {fragment} is no longer what {self.syncer} takes it for")
-            self._note_tampering(job.fragment, state.step, payload.tampered)
-    def _note_tampering(self, fragment: int, step: int, update: str) -> None:
-        """A tape has to say which payloads were spoilt: some are accepted all the same."""
-        if update or self._spoilt.get(fragment) == step:
-            self._spoilt[fragment] = step
-            self._note(Tampered, fragment=fragment, step=step, update=update)
-

@@ -7,6 +7,7 @@ the file but before the node's own ``Save``, the node restarts one version back 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
@@ -32,6 +33,11 @@ class StateError(RuntimeError):
 
 class StateDamaged(StateError):
     """The file is there and torn, cut short or changed; the version before it may be good."""
+
+
+def no_space() -> OSError:
+    """What the kernel says when a disk is full."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Store(Protocol):
@@ -64,6 +70,20 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[int, tuple[Flat, Flat, Flat]]] = {}
+        self._newest: tuple[int, int] | None = None
+        self._damaged: set[tuple[int, int]] = set()
+
+    def clear(self) -> None:
+        """The disk is lost."""
+        self._kept, self._newest = {}, None
+        self._damaged.clear()
+
+    def flip(self) -> str:
+        """Damage what was saved last; says what, or nothing where there is nothing."""
+        if self._newest is None:
+            return ""
+        self._damaged.add(self._newest)
+        return "version {1} of fragment {0} damaged".format(*self._newest)
 
     def save(
         self, fragment: int, version: int, theta: Flat, buf: Flat, sent: Flat | None = None
@@ -71,6 +91,8 @@ class MemoryStore:
         """Keep copies."""
         kept = self._kept.setdefault(fragment, {})
         theta = theta.copy()
+        self._newest = (fragment, version)
+        self._damaged.discard(self._newest)
         kept[version] = (theta, buf.copy(), theta if sent is None else sent.copy())
         for old in sorted(kept)[:-KEPT]:
             del kept[old]
@@ -85,6 +107,8 @@ class MemoryStore:
         return self._find(fragment, version)[2].copy()
 
     def _find(self, fragment: int, version: int) -> tuple[Flat, Flat, Flat]:
+        if (fragment, version) in self._damaged:
+            raise StateDamaged(f"version {version} of fragment {fragment} is damaged")
         try:
             return self._kept[fragment][version]
         except KeyError:

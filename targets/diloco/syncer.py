@@ -97,10 +97,14 @@ from targets.diloco.messages import (
     Welcome,
 )
 from targets.diloco.params import DilocoParams
+from targets.diloco.rescue import WHY, Found, Rescue
 from targets.diloco.roster import UNKNOWN, Peer, Roster
-from targets.diloco.snapshots import Seam, Snapshots
+from targets.diloco.snapshots import SEAM, Seam, Snapshots
 from targets.diloco.vector import VectorClock
 from targets.diloco.weighting import weight
+
+NO_SPACE = "[Errno 28]"
+"""What a worker's reason holds when the disk is full (ENOSPC)."""
 
 NO_FRAGMENT = -1
 """The ``fragment`` of a refusal that concerns a learner as a whole."""
@@ -145,12 +149,22 @@ class Syncer:
         """Per fragment, the version that a damaged disk made necessary; older bases are refused."""
         self._lost: dict[int, tuple[int, str]] = {}
         """Fragment to its next version, and why the disk's newest is not good."""
+        self._rescue = Rescue(params)
+        self._again: list[Recommit] = []
+        """What there was no space for, and when to try once more."""
+        self._again_due = NEVER
+        self._bereft = False
+        """What the worker holds is nothing that anybody should be given."""
+        self._rescue_due = NEVER
         self.pace = Pace(params.ema_alpha, params.tau)
         self._elements = tuple(elements)
         self._schedule = schedule(params.fragments, params.sync_every)
         shares = elements or [1] * params.fragments
         self._evaluations = Evaluations(params.evaluate_every, shares)
         self._seam = seam
+        self._lives_before: dict[str, int] = {}
+        self._in_flight: dict[str, tuple[Report | Push, ...]] = {}
+        """Recorded at an earlier run's cut, of learners that have not come back yet."""
         self._snapshots = Snapshots(name, params.checkpoint_every, self._note)
         self._clock = VectorClock()
         self._incarnation = 0
@@ -186,6 +200,7 @@ class Syncer:
             Report: self._report,
             Push: self._push,
             NeedState: self._need_state,
+            Fragment: self._rescued,
             PartSaved: lambda peer, saved: self._out.extend(
                 self._snapshots.saved(peer.name, saved)
             ),
@@ -217,6 +232,10 @@ class Syncer:
             other = NEVER
         if other < due:
             due = other
+        if self._rescue_due < due:
+            due = self._rescue_due
+        if self._again_due < due:
+            due = self._again_due
         return None if due >= NEVER else due
 
     def pending(self) -> str:
@@ -226,6 +245,9 @@ class Syncer:
             return f"step {self.step} waits for fragment {self._fragment} from {names}"
         if self.phase is Phase.MERGE:
             return f"step {self.step} waits for the merge of fragment {self._fragment}"
+        if self._rescue.active:
+            owed = ", ".join(sorted({found.donor for found in self._rescue.owed.values()}))
+            return f"{WHY}: {f'{owed} must send it' if owed else 'learners must be heard first'}"
         training = self.roster.training()
         reached, why = quorum(self.roster.fresh(), training, self.params.quorum, self.step)
         return f"{why}; the grace window is open" if reached else why
@@ -235,30 +257,39 @@ class Syncer:
     def _started(self, event: Started) -> None:
         self._incarnation = event.incarnation
         self._request = event.incarnation << 32  # never an id of an earlier life
+        first = self._seam if event.incarnation == 1 else None
+        earlier = _taken_over(first) if first is not None else event.saved.get(SEAM)
+        if earlier is not None:
+            self._lives_before = earlier["lives"]
         for fragment in range(self.params.fragments):
             key = f"fragment/{fragment}"
             saved = event.saved.get(key)
-            if saved is None and self._seam is not None:
-                saved = self._seam.fragments[fragment]
+            if saved is None and earlier is not None:
+                saved = earlier["fragments"][fragment]
             if saved is not None:
                 self._resume(fragment, saved)
             if key in event.damaged:
                 # The version after this one may have been sent to everybody: never again.
                 self._lost[fragment] = (self.versions[fragment] + 2, event.damaged[key])
         self._repeat_last(event.saved)
-        step = max(*self.committed, self._snapshots.restarted(event.saved, self._seam)) + 1
+        step = max(*self.committed, self._snapshots.restarted(event.saved, first)) + 1
         if self._lost:
             step += self.params.sync_every  # nor the step of a merge that is not known any more
         self._open(step)
         self._attempt = self._opened
-        if self._seam is not None and event.incarnation == 1:
-            self._resumed(self._seam)
-        if any(self.versions) or self._lost:
+        if first is not None:
+            self._resumed(first)
+        if event.incarnation > 1 and not event.saved and not event.damaged:
+            self._rescue.begin(self.versions)
+            self._bereft = True
+        if any(self.versions) or self._lost or self._bereft:
             # First in the lane: the worker may have stored one merge that was never saved here.
             self._out.append(Work(Restore(tuple(self.versions))))
             self._not_before = NEVER
 
     def _resumed(self, seam: Seam) -> None:
+        self._in_flight = dict(seam.in_flight)
+        self._out.append(Save(SEAM, _taken_over(seam)))
         self._note(
             Resumed,
             run=seam.run,
@@ -280,9 +311,53 @@ class Syncer:
         self._open_for_business()
 
     def _open_for_business(self) -> None:
-        if not self._lost:
-            self._not_before = self._now
-            self._advance()
+        if self._lost or self._rescue.active:
+            return
+        if self._bereft:
+            self._bereft = False
+            for peer in self.roster.peers:  # who came while there was nothing to give
+                if peer.greeted and peer.wanted:
+                    self._read_for(peer)
+        self._not_before = self._now
+        self._advance()
+
+    # --- a disk that gave nothing back (targets.diloco.rescue) ----------------------------------
+
+    def _look_for_state(self) -> None:
+        """Somebody was heard, or did not answer in time."""
+        if self._rescue.ready(self._now):
+            found = self._rescue.decide(self._now)
+            self._lost = {p: (f.version, _why_lost(f)) for p, f in found.items()}
+            if found:
+                # Beyond any step that somebody knows of, as after other losses.
+                known = max(self._clock.of(self.name), *(p.position for p in self.roster.peers))
+                self._open(known + 1 + self.params.sync_every)
+                self._not_before = NEVER
+            self._take_up(found)
+            self._open_for_business()
+        elif self._rescue.active and self._now >= self._rescue.due_ns():
+            self._take_up(self._rescue.anew(self._now))
+        self._rescue_due = self._rescue.due_ns()
+
+    def _take_up(self, found: Mapping[int, Found]) -> None:
+        """Ask those who hold fragments; what nobody holds is the initial one."""
+        for p, entry in found.items():
+            if not entry.donor and p not in self._rescue.owed:
+                self._lost[p] = (entry.version, _why_lost(entry))
+                self._out.append(Work(Recommit(p, entry.version)))
+        for name in sorted({entry.donor for entry in found.values() if entry.donor}):
+            self._note(UnitNote, what="rescue", detail=f"{WHY}; {name} is asked for what it holds")
+            self._send(self.roster.by_name[name], NeedState(WHY, self._clock.read()))
+        self._rescue_due = self._rescue.due_ns()
+
+    def _rescued(self, peer: Peer, fragment: Fragment) -> None:
+        found = self._rescue.came(peer.name, fragment)
+        self._rescue_due = self._rescue.due_ns()
+        if found is not None:
+            p = fragment.fragment
+            self.versions[p] = found.held
+            self._lost[p] = (found.version, _why_lost(found))
+            self._out.append(Work(Recommit(p, found.version, fragment.payload)))
 
     def _recommitted(self, job: Recommit, result: Recommitted) -> None:
         """The last good state is a version of its own, which everybody gets at once."""
@@ -339,6 +414,12 @@ class Syncer:
                 self._excluded[name] = f"late: no push within {self.params.pull_ms_max} ms"
             self._pending.clear()
             self._settle()
+        if self._now >= self._rescue_due:
+            self._look_for_state()
+        if self._now >= self._again_due:
+            self._again_due = NEVER
+            self._out += [Work(job) for job in self._again]
+            self._again.clear()
         self._advance()
 
     # --- links ----------------------------------------------------------------------------------
@@ -365,6 +446,8 @@ class Syncer:
         if peer.greeted:
             self._note(LinkDown, peer=peer.name, why=why)
         peer.end_session(f"no link: {why}")
+        if self._rescue.active and self._rescue.gone(peer.name):
+            self._take_up(self._rescue.anew(self._now))
         self._out += self._snapshots.lost(peer.name, f"no link: {why}")
         if self._pending.pop(peer.name, None) is not None:
             self._excluded[peer.name] = f"link lost while its fragment was pulled: {why}"
@@ -403,14 +486,13 @@ class Syncer:
             return
         peer.link.heard_ns = self._now
         self._clock.merge(message.clock)
+        if self._snapshots.listening and peer.greeted:
+            self._out += self._snapshots.heard(peer.name, message)
         if kind is Heartbeat:
             self._heartbeat(peer, message)
         elif kind is Hello:
             self._hello(peer, message)
         elif peer.greeted:
-            if self._snapshots.listening:
-                self._snapshots.heard(peer.name, message)
-                self._out += self._snapshots.look()
             handler = self._on_message.get(kind)
             if handler is not None:
                 handler(peer, message)
@@ -465,8 +547,14 @@ class Syncer:
                 clock=self._clock.read(),
             ),
         )
+        if self._rescue.active:
+            peer.position = max(peer.position, hello.step)
+            if self._rescue.heard(peer.name, hello.versions, self._now):
+                self._take_up(self._rescue.anew(self._now))
+            self._look_for_state()
         if peer.wanted:
             self._read_for(peer)
+        self._replay(peer)
 
     def _donors(self, newcomer: Peer) -> tuple[str, ...]:
         """Whom a newcomer may recover from. While the cluster is only beginning, the syncer's
@@ -494,7 +582,7 @@ class Syncer:
         lost on the way, or it may be waiting for one."""
         assert hello.versions is not None
         ahead = [p for p, held in enumerate(hello.versions) if held > self.versions[p]]
-        if ahead:
+        if ahead and not self._bereft:
             self._note(
                 UnitNote,
                 what="history-lost",
@@ -515,7 +603,7 @@ class Syncer:
         )
 
     def _read_for(self, peer: Peer) -> None:
-        if not peer.reading:
+        if not peer.reading and not self._bereft:
             peer.reading += 1
             self._out.append(Work(ReadAll(peer.name)))
 
@@ -751,6 +839,12 @@ class Syncer:
             self._retry("the merge failed")
             self._advance()
             return
+        if isinstance(event.job, Recommit) and NO_SPACE in event.why:
+            # Nothing was broadcast, so nothing is lost by waiting until there is space.
+            self._note(UnitNote, what="disk-full", detail=event.why)
+            self._again.append(event.job)
+            self._again_due = self._now + self.params.pull_ms_max * 1_000_000
+            return
         if isinstance(event.job, Restore | Recommit):
             # Going on would broadcast other parameters under versions that learners hold.
             self._stopped = True
@@ -824,8 +918,7 @@ class Syncer:
         closed = self.step - 1
         if not self._snapshots.due(closed):
             return
-        before = self._seam.lives if self._seam is not None else {}
-        peers = self.roster.peers
+        before, peers = self._lives_before, self.roster.peers
         state = {
             "step": closed,
             "versions": list(self.versions),
@@ -856,10 +949,9 @@ class Syncer:
 
     def _replay(self, peer: Peer) -> None:
         """Its messages that were on their way at the cut come now, before any new one."""
-        if self._seam is None or peer.incarnation != 1:
-            return
-        for message in self._seam.in_flight.pop(peer.name, ()):
-            self._on_message[type(message)](peer, message)
+        if peer.incarnation == 1:
+            for message in self._in_flight.pop(peer.name, ()):
+                self._on_message[type(message)](peer, message)
 
     def _broadcast(self, peer: Peer, message: Fragment) -> None:
         """Send a merged fragment; whole to a learner that lacks the version it is a change of, and
@@ -980,3 +1072,14 @@ class Syncer:
             self._send(peer, Fragment(p, self.versions[p], self.committed[p], payload, clock))
         peer.wanted.clear()
         peer.awaiting = False
+
+
+def _why_lost(found: Found) -> str:
+    if not found.donor:
+        return f"{WHY}, and no learner that was heard holds more than the first parameters"
+    return f"{WHY}; {found.donor} holds version {found.held}"
+
+
+def _taken_over(seam: Seam) -> dict[str, Any]:
+    """What later lives need of an earlier run's checkpoint, until they have their own of it."""
+    return {"fragments": list(seam.fragments), "lives": seam.lives}

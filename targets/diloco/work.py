@@ -27,7 +27,9 @@ from targets.diloco import arrays, codec, trainers
 from targets.diloco.accelerator import Paced
 from targets.diloco.anchors import Received, Sent
 from targets.diloco.arrays import Flat, Merged, Outer, Rule
+from targets.diloco.checkpoints import ARRAYS
 from targets.diloco.evaluation import Evaluate, Judged
+from targets.diloco.keeping import Keeper, keeper_of
 from targets.diloco.messages import (
     STATE_KINDS,
     Adopt,
@@ -35,13 +37,16 @@ from targets.diloco.messages import (
     CopyState,
     DropState,
     Job,
+    KeepPart,
     LoadAll,
     Loaded,
     LoadState,
     Merge,
     MergeInput,
     MergeResult,
+    PartKept,
     Payload,
+    PruneParts,
     Read,
     ReadAll,
     ReadState,
@@ -49,6 +54,7 @@ from targets.diloco.messages import (
     Recommitted,
     Restore,
     Restored,
+    SealSnapshot,
     StateCopy,
     StepResult,
     TrainStep,
@@ -56,7 +62,7 @@ from targets.diloco.messages import (
 from targets.diloco.outliers import UsualNorm
 from targets.diloco.params import DilocoParams
 from targets.diloco.poison import UNSPOILT, poisoned
-from targets.diloco.storage import FragmentStore, StateDamaged, StateError, Store
+from targets.diloco.storage import FragmentStore, StateDamaged, StateError, Store, no_space
 from targets.diloco.trainers.base import Arrays, Layout, Quality, Snapshot, State, Trainer
 
 
@@ -107,9 +113,9 @@ def cost_ns(job: Job, step_ns: int, layout_bytes: Sequence[int], costs: Costs) -
             return costs.moved(costs.read_ns, layout_bytes[fragment])
         case ReadState(number=number):
             return costs.moved(costs.read_ns, layout_bytes[number // STATE_KINDS])
-        case CopyState():
+        case CopyState() | KeepPart():
             return costs.moved(costs.read_ns, STATE_KINDS * sum(layout_bytes))
-        case DropState() | Evaluate():
+        case DropState() | Evaluate() | PruneParts() | SealSnapshot():
             return 0
         case LoadAll():
             return costs.moved(costs.load_ns, sum(layout_bytes))
@@ -148,6 +154,8 @@ class LearnerWorker:
         self._snapshot: Snapshot | None = None
         self._loaded = False
         self._copies: dict[str, Snapshot] = {}
+        self.keeper: Keeper | None = None
+        """Where parts of checkpoints go; set by whoever knows the place."""
         self._bytes = [4 * n for n in self.layout.elements]
         self._received = Received(
             len(self.layout.fragments),
@@ -162,7 +170,7 @@ class LearnerWorker:
     def run(self, job: Job) -> Any:
         """Carry out ``job`` and make its outcome visible to reads; see the module."""
         result = self.bind(job)()
-        if not isinstance(job, Read | CopyState | ReadState | DropState):
+        if not isinstance(job, Read | CopyState | ReadState | DropState | KeepPart | PruneParts):
             self.publish()
         return result
 
@@ -208,7 +216,9 @@ class LearnerWorker:
                 return partial(self._part, self._copies[transfer], number)
             case DropState(transfer=transfer):
                 return partial(_done, self._copies.pop(transfer, None))
-            case Read() | CopyState():
+            case PruneParts():
+                return partial(keeper_of(self.keeper).prune, job)
+            case Read() | CopyState() | KeepPart():
                 pass
             case _:
                 return partial(self.compute, job)
@@ -217,6 +227,8 @@ class LearnerWorker:
         if isinstance(job, CopyState):
             self._copies[job.transfer] = self._snapshot
             return partial(_described, self._snapshot)
+        if isinstance(job, KeepPart):
+            return partial(self._keep, job, self._snapshot)
         tuning = self.tuning if self._ask is None else self._ask()
         anchor = self._received.published[job.fragment]
         return partial(self._read, self._snapshot, job.fragment, anchor, tuning.update)
@@ -256,6 +268,18 @@ class LearnerWorker:
         fragment, which = divmod(number, STATE_KINDS)
         arrays = snapshot.inner(fragment)[which - 1] if which else snapshot.read(fragment)
         return codec.pack(arrays, "f32")
+
+    def _keep(self, job: KeepPart, snapshot: Snapshot) -> PartKept:
+        def read(fragment: int, name: str) -> Payload:
+            return self._part(snapshot, STATE_KINDS * fragment + ARRAYS["learner"].index(name))
+
+        return keeper_of(self.keeper).keep(
+            job,
+            read,
+            trained=snapshot.trained,
+            moments=snapshot.moments,
+            digests=snapshot.digests(),
+        )
 
     def _state(self, job: LoadState) -> State:
         count = len(self.layout.fragments)
@@ -306,6 +330,8 @@ class SyncerWorker:
         self.layout = layout
         self.costs = costs or Costs()
         self._evaluate = evaluate
+        self.tuning = Tuning()
+        """Set by whoever drives it, whenever a job is queued; only ``disk_full`` matters."""
         self._usual = [UsualNorm() for _ in layout.fragments]
         self._params = params
         self._outer = Outer(params.outer_lr, params.outer_momentum)
@@ -317,6 +343,10 @@ class SyncerWorker:
         self._buf = [np.zeros_like(theta) for theta in self._theta]
         # The merge writes here and changes places with the present state once it is sound.
         self._spare: list[tuple[Flat, Flat] | None] = [None] * len(self._theta)
+        self._pinned: set[int] = set()
+        """Fragments whose present arrays a checkpoint reads; they are not written to again."""
+        self.keeper: Keeper | None = None
+        """Where parts of checkpoints go; set by whoever knows the place."""
         self._payloads: list[Payload | None] = [None] * len(self._theta)
         self._sizes = [[layout.tensors[i].elements for i in f] for f in layout.fragments]
         self._rules = [rules(layout, p, params.merge) for p in range(len(layout.fragments))]
@@ -362,8 +392,15 @@ class SyncerWorker:
 
     def _recommitted(self, job: Recommit) -> Recommitted:
         p = job.fragment
+        self._need_space()
+        if job.payload is not None:
+            self._theta[p] = codec.unpack(job.payload, self.layout.elements[p]).copy()
+            self._buf[p] = np.zeros_like(self._theta[p])
         theta, buf = self._theta[p], self._buf[p]
         if self._store is not None:
+            # Twice: the version before the newest is what a damaged disk falls back to, and what
+            # was lost must not come back that way.
+            self._store.save(p, job.version - 1, theta, buf)
             self._store.save(p, job.version, theta, buf)
         self._versions[p] = job.version
         self._payloads[p] = None
@@ -386,7 +423,7 @@ class SyncerWorker:
                 return self._recommitted(job)
             case ReadAll():
                 return AllFragments(tuple(self._payload(p) for p in range(len(self._theta))))
-            case Evaluate():
+            case Evaluate() | KeepPart() | SealSnapshot():
                 return self.bind(job)()
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")
 
@@ -399,11 +436,30 @@ class SyncerWorker:
         this in the critical section in which the node asked, when no merge is under way."""
         if isinstance(job, Evaluate):
             return partial(self._judged, [theta.copy() for theta in self._theta])
+        if isinstance(job, KeepPart):
+            return self._keep(job)
+        if isinstance(job, SealSnapshot):
+            return partial(keeper_of(self.keeper).seal, job)
         return partial(self.run, job)
 
     def cost_ns(self, job: Job) -> int:
         """Virtual duration of ``job``."""
         return cost_ns(job, 0, self._bytes, self.costs)
+
+    def _keep(self, job: KeepPart) -> Callable[[], PartKept]:
+        """References will do: merges write into other arrays and then change places."""
+        pinned = list(zip(self._theta, self._buf, strict=True))
+        sent = [self._sent.newest(p) for p in range(len(pinned))] if self._sent else None
+        self._pinned = set(range(len(pinned)))
+
+        def read(fragment: int, name: str) -> Payload | None:
+            which = ARRAYS["syncer"].index(name)
+            if which == len(pinned[fragment]):
+                down = sent is not None and self._params.wire_down == "int4"
+                return codec.pack([sent[fragment]], "f32") if down and sent is not None else None
+            return codec.pack([pinned[fragment][which]], "f32")
+
+        return partial(keeper_of(self.keeper).keep, job, read)
 
     def _judged(self, thetas: list[Flat]) -> Judged:
         layout = self.layout
@@ -524,6 +580,7 @@ class SyncerWorker:
             payload, sent = codec.pack_change(merged.theta, self._held(fragment))
         else:
             payload = codec.pack([merged.theta], self._params.wire_down)
+        self._need_space()
         if self._store is not None:
             self._store.save(fragment, version, merged.theta, merged.buf, sent)
         if sent is None and self._params.wire_up == "int4":
@@ -531,10 +588,18 @@ class SyncerWorker:
         if sent is not None and self._sent is not None:
             self._sent.put(fragment, version, sent)
         self._spare[fragment] = (self._theta[fragment], self._buf[fragment])
+        if fragment in self._pinned:
+            self._pinned.discard(fragment)
+            self._spare[fragment] = None
         self._theta[fragment], self._buf[fragment] = merged.theta, merged.buf
         self._versions[fragment] = version
         self._payloads[fragment] = None if payload.relative else payload
         return payload
+
+    def _need_space(self) -> None:
+        """Raises the kernel's ``OSError`` while the control file says that the disk is full."""
+        if self.tuning.disk_full:
+            raise no_space()
 
     def _payload(self, fragment: int) -> Payload:
         """The whole fragment, for whoever lacks the version before: what all others hold."""

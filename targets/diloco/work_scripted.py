@@ -7,7 +7,7 @@ lost or doubled contribution still changes the digest of the merge.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ import msgspec
 
 from faults.base import Tuning
 from targets.diloco import wiretypes
+from targets.diloco.checkpoints import ARRAYS
+from targets.diloco.keeping import Keeper, keeper_of
 from targets.diloco.messages import (
     STATE_KINDS,
     Adopt,
@@ -22,23 +24,28 @@ from targets.diloco.messages import (
     CopyState,
     DropState,
     Job,
+    KeepPart,
     LoadAll,
     Loaded,
     LoadState,
     Merge,
     MergeResult,
+    PartKept,
     Payload,
+    PruneParts,
     Read,
     ReadAll,
     ReadState,
     Recommit,
     Recommitted,
     Restore,
+    SealSnapshot,
     StateCopy,
     StepResult,
     TrainStep,
 )
 from targets.diloco.params import DilocoParams
+from targets.diloco.storage import no_space
 from targets.diloco.trainers.base import Layout
 from targets.diloco.trainers.toy import tokens_per_step
 from targets.diloco.work import Costs, Pacing, cost_ns, rule_name
@@ -85,6 +92,7 @@ class ScriptedLearner:
         # Moments are the history that they have seen: by whom they were begun, and from what.
         self._moments = ""
         self._copies: dict[str, tuple[tuple[str, ...], str, int]] = {}
+        self.keeper: Keeper | None = None
 
     def warm(self) -> None:
         """Nothing to compile."""
@@ -127,6 +135,10 @@ class ScriptedLearner:
             case DropState(transfer=transfer):
                 self._copies.pop(transfer, None)
                 return lambda: None
+            case KeepPart():
+                return self._keep(job)
+            case PruneParts():
+                return partial(keeper_of(self.keeper).prune, job)
             case Read():
                 pass
             case _:
@@ -136,6 +148,21 @@ class ScriptedLearner:
         nbytes = wiretypes.nbytes(dtype, self._elements[job.fragment])
         payload = Payload(dtype=dtype, nbytes=nbytes, digest=digest)
         return lambda: payload
+
+    def _keep(self, job: KeepPart) -> Callable[[], PartKept]:
+        copy = (tuple(self._adopted), self._moments, self._steps)
+
+        def read(fragment: int, name: str) -> Payload:
+            return self._part(copy, STATE_KINDS * fragment + ARRAYS["learner"].index(name))
+
+        return partial(
+            keeper_of(self.keeper).keep,
+            job,
+            read,
+            trained=copy[2],
+            moments=copy[2],
+            digests=_digests(*copy),
+        )
 
     def _part(self, copy: tuple[tuple[str, ...], str, int], number: int) -> Payload:
         fragment, which = divmod(number, STATE_KINDS)
@@ -158,6 +185,9 @@ class ScriptedLearner:
 class ScriptedSyncer:
     """Merges digests. ``memory`` outlives the worker where the syncer's disk would."""
 
+    tuning = Tuning()
+    """As the worker with arrays has it."""
+
     def __init__(
         self,
         layout: Layout,
@@ -173,13 +203,28 @@ class ScriptedSyncer:
         self._nbytes = [wiretypes.nbytes(params.wire_down, n) for n in layout.elements]
         self._rules = [rule_name(layout, p, params.merge) for p in range(len(layout.fragments))]
         self._versions = [0] * len(layout.fragments)
+        self.keeper: Keeper | None = None
+
+    def compute(self, job: Job) -> Any:
+        """Carry out a main-lane job."""
+        return self.run(job)
+
+    def bind(self, job: Job) -> Callable[[], Any]:
+        """``job`` as a call; what a checkpoint holds is fixed now."""
+        if isinstance(job, KeepPart):
+            held = [self._payload(p) for p in range(len(self._versions))]
+            return partial(keeper_of(self.keeper).keep, job, partial(_outer, held))
+        if isinstance(job, SealSnapshot):
+            return partial(keeper_of(self.keeper).seal, job)
+        return partial(self.run, job)
 
     def run(self, job: Job) -> Any:
-        """Carry out :class:`Merge`, :class:`ReadAll`, :class:`Restore` or :class:`Recommit`."""
+        """Carry out a job of a syncer."""
         match job:
             case Merge(fragment=fragment, version=version, inputs=inputs):
                 if len(inputs) < self._quorum:
                     return MergeResult(None, {}, "", True, self._rules[fragment])
+                self._need_space()
                 parts = [(i.unit, i.weight, i.payload.digest) for i in inputs]
                 self._versions[fragment] = version
                 digest = self._memory[fragment, version] = _hash(fragment, version, parts)
@@ -188,10 +233,14 @@ class ScriptedSyncer:
                 self._versions = list(versions)
                 return None
             case Recommit(fragment=fragment, version=version):
-                payload = self._payload(fragment)
+                self._need_space()
+                held = job.payload or self._payload(fragment)
+                payload = msgspec.structs.replace(self._whole(fragment), digest=held.digest)
                 self._versions[fragment] = version
                 self._memory[fragment, version] = payload.digest
                 return Recommitted(payload, payload.digest)
+            case KeepPart() | SealSnapshot():
+                return self.bind(job)()
             case ReadAll():
                 return AllFragments(tuple(self._whole(p) for p in range(len(self._versions))))
         raise TypeError(f"not a job of the syncer: {type(job).__name__}")
@@ -199,6 +248,10 @@ class ScriptedSyncer:
     def cost_ns(self, job: Job) -> int:
         """Virtual duration of ``job``."""
         return cost_ns(job, 0, self._bytes, self.costs)
+
+    def _need_space(self) -> None:
+        if self.tuning.disk_full:
+            raise no_space()
 
     def _payload(self, fragment: int) -> Payload:
         version = self._versions[fragment]
@@ -210,3 +263,8 @@ class ScriptedSyncer:
         if not payload.relative:
             return payload
         return msgspec.structs.replace(payload, dtype="f32", nbytes=self._bytes[fragment])
+
+
+def _outer(held: Sequence[Payload], fragment: int, name: str) -> Payload | None:
+    """A checkpoint's arrays of a syncer without any: the digest stands for theta and momentum."""
+    return None if name == "sent" else msgspec.structs.replace(held[fragment], dtype="f32")
