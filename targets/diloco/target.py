@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from faults.base import Tuning
+from faults.base import Damage, Tuning
 from harness.errors import SpecError
 from harness.events import AnyEvent, Merged, UnitInfo
 from targets import parameters
 from targets.base import Node, UnitSpec, Worker
-from targets.diloco import presets, trainers
+from targets.diloco import presets, resuming, trainers
+from targets.diloco.checkpointing import Resuming
+from targets.diloco.checkpoints import Checkpoints, FileCheckpoints, MemoryCheckpoints
+from targets.diloco.keeping import Keeper
 from targets.diloco.params import DilocoParams
+from targets.diloco.resuming import Resumption
 from targets.diloco.storage import MemoryStore
 from targets.diloco.trainers.base import Layout
 from targets.diloco.work import learner_worker, syncer_worker
@@ -68,6 +74,10 @@ class DilocoTarget:
         # What a simulated syncer's disk keeps of its arrays between two lives.
         self._store = MemoryStore()
         self._memory: dict[tuple[int, int], str] = {}
+        self._parts: dict[str, MemoryCheckpoints] = {}
+        """What simulated units keep of checkpoints."""
+        self._resumption: Resumption | None = None
+        self._earlier = Path()
 
     @cached_property
     def layout(self) -> Layout:
@@ -82,7 +92,11 @@ class DilocoTarget:
 
     def units(self) -> Sequence[UnitSpec]:
         """The syncer, then the learners, each of which dials the syncer, and others to recover."""
-        syncer = UnitSpec(UnitInfo(name=SYNCER, role="syncer"))
+        syncer = UnitSpec(
+            UnitInfo(name=SYNCER, role="syncer"),
+            config=self._told(SYNCER),
+            traits=frozenset({"durable", "link"}),
+        )
         return [syncer, *(self._learner(i) for i in range(self.checked.learners))]
 
     def _learner(self, index: int) -> UnitSpec:
@@ -100,7 +114,8 @@ class DilocoTarget:
             info,
             links=(SYNCER, *donors),
             on_demand=frozenset(donors),
-            config={"index": index},
+            config={"index": index, **self._told(info.name)},
+            traits=frozenset({"steps", "updates", "link"}),
         )
 
     def fragments(self) -> tuple[int, ...]:
@@ -112,24 +127,104 @@ class DilocoTarget:
         from targets.diloco.learner import Learner
         from targets.diloco.syncer import Syncer
 
+        earlier = self._resumption
         if unit == SYNCER:
-            return Syncer(
-                SYNCER, self.checked, self._learners, self.layout_digest, self.layout.elements
-            )
+            seam = earlier.seam() if earlier is not None else None
+            elements = self.layout.elements
+            return Syncer(SYNCER, self.checked, self._learners, self.layout_digest, elements, seam)
         donors = self.checked.donors(self._index(unit))
-        return Learner(unit, self.checked, SYNCER, self.layout_digest, donors)
+        part = earlier.learners.get(unit) if earlier is not None else None
+        resuming = Resuming(part) if part is not None else None
+        return Learner(
+            unit,
+            self.checked,
+            SYNCER,
+            self.layout_digest,
+            donors,
+            resuming=resuming,
+            lives_before=self._lives_before(unit),
+        )
 
     def worker(self, unit: str) -> Worker:
         """A fresh worker; the syncer's finds what earlier lives of it made durable."""
+        keeper = Keeper(self.parts(unit), unit, "learner", "simulated", self.layout_digest)
         if unit == SYNCER:
-            return syncer_worker(self.checked, self.seed, store=self._store, memory=self._memory)
+            self._take_over()
+            worker: Any = syncer_worker(
+                self.checked, self.seed, store=self._store, memory=self._memory
+            )
+            worker.keeper = replace(keeper, role="syncer")
+            return worker  # type: ignore[no-any-return]
         index = self._index(unit)
         self._lives[unit] = self._lives.get(unit, 0) + 1
-        return learner_worker(self.checked, index, self.seed, life=self._lives[unit])
+        life = self._lives[unit] + self._lives_before(unit)
+        worker = learner_worker(self.checked, index, self.seed, life=life)
+        worker.keeper = keeper
+        return worker  # type: ignore[no-any-return]
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def parts(self, unit: str) -> MemoryCheckpoints:
+        """Where a simulated unit keeps its parts of checkpoints."""
+        return self._parts.setdefault(unit, MemoryCheckpoints())
+
+    def keep(self, directory: Path) -> None:
+        """Write what simulated units kept of checkpoints below the run ``directory``, as real
+        units do while they run. Raises ``OSError``."""
+        for unit, parts in self._parts.items():
+            if parts.markers():
+                parts.write(FileCheckpoints(directory / resuming.FOLDER / unit))
+
+    def resume(self, directory: Path) -> list[str]:
+        """Go on from the newest complete checkpoint of the run in ``directory``; returns what is
+        worth knowing about it. Raises ``harness.errors.SpecError`` naming every reason against."""
+        self._earlier = directory
+        return self.resume_from(resuming.file_stores(directory))
+
+    def resume_from(self, stores: Mapping[str, Checkpoints]) -> list[str]:
+        """As :meth:`resume`, from each unit's checkpoints."""
+        try:
+            found = resuming.find(dict(stores), SYNCER, self._learners, self.layout_digest)
+        except resuming.CannotResume as error:
+            raise SpecError("resume", error.problems) from error
+        self._resumption = found
+        return [f"goes on from global step {found.marker} of run {found.run}", *found.notes]
+
+    def _take_over(self) -> None:
+        """The syncer's first life finds the earlier run's outer state on its disk."""
+        found, first = self._resumption, SYNCER not in self._lives
+        self._lives[SYNCER] = 1
+        if found is None or not first:
+            return
+        if self.checked.trainer == "scripted":
+            resuming.fill_memory(self._memory, found.syncer)
+        else:
+            resuming.fill_store(self._store, found.syncer)
+
+    def _told(self, unit: str) -> dict[str, Any]:
+        if self._resumption is None:
+            return {}
+        return {"resume": resuming.unit_config(self._resumption, self._earlier, unit)}
+
+    def _lives_before(self, unit: str) -> int:
+        return 0 if self._resumption is None else self._resumption.lives.get(unit, 0)
 
     @cached_property
     def _lives(self) -> dict[str, int]:
         return {}
+
+    def damage(self, unit: str, how: Damage) -> str:
+        """Damage the arrays that a simulated unit left on its disk; what was done, if anything.
+
+        Where there are no arrays (``scripted``) the node's own values are all there is.
+        """
+        if unit != SYNCER:
+            return ""
+        if how == "lose":
+            self._memory.clear()
+            self._store.clear()
+            return "every fragment lost"
+        return self._store.flip() if how == "flip" else ""
 
     def tampered(self, transport: Transport, tuning: Callable[[], Tuning]) -> Transport:
         """``transport`` as a simulated unit uses it whose updates are tampered with."""
