@@ -64,6 +64,10 @@ def admit(push: Push, want: Expected) -> tuple[bool, str]:
         return False, f"late: answers request {push.request}, open is {want.request}"
     if push.fragment != want.fragment:
         return False, f"layout: holds fragment {push.fragment}, asked for {want.fragment}"
+    age = want.step - push.base_clock
+    if age > want.stale_limit:
+        # First of what may be said of old content: it is also likely to have been merged already.
+        return False, f"stale: its base is {age} steps old, the bound is {want.stale_limit}"
     if push.since_step < want.merged_through:
         return False, (
             f"duplicate: covers local steps after {push.since_step}, "
@@ -81,9 +85,6 @@ def admit(push: Push, want: Expected) -> tuple[bool, str]:
             f"fenced: builds on version {push.base_version} of step {push.base_clock}, "
             f"the syncer has version {want.version} of step {want.committed}"
         )
-    age = want.step - push.base_clock
-    if age > want.stale_limit:
-        return False, f"stale: its base is {age} steps old, the bound is {want.stale_limit}"
     if push.c_steps <= 0 or push.c_tokens <= 0 or push.step - push.since_step != push.c_steps:
         return False, (
             f"layout: counters disagree: steps {push.since_step} to {push.step}, "

@@ -19,7 +19,8 @@ class TamperedTransport:
     """A transport whose pushes are tampered with while the tuning says so.
 
     ``duplicate`` sends each push twice. ``stale`` lets the first push of each fragment pass and
-    then sends it again and again in place of every later one, as an answer to their pulls.
+    then sends it again and again in place of every later one, as an answer to their pulls, and
+    says that it was computed from the initial version: older than any bound once a run is steady.
     """
 
     def __init__(self, inner: Transport, tuning: Callable[[], Tuning]) -> None:
@@ -39,12 +40,15 @@ class TamperedTransport:
         update = self._tuning().update
         if update == "stale":
             first = self._first.setdefault(message.fragment, message)
-            message = msgspec.structs.replace(
-                first,
-                incarnation=message.incarnation,
-                request=message.request,
-                clock=message.clock,
-            )
+            if first is not message:
+                message = msgspec.structs.replace(
+                    first,
+                    incarnation=message.incarnation,
+                    request=message.request,
+                    clock=message.clock,
+                    base_version=0,
+                    base_clock=0,
+                )
         else:
             self._first.clear()
         self._inner.send(peer, message)

@@ -55,6 +55,11 @@ def test_an_older_base_within_the_bound_is_admitted() -> None:
         ({"since_step": 9, "c_steps": 5}, "duplicate: covers local steps after 9, those up to 10"),
         ({"base_version": 6}, "fenced: builds on version 6"),
         ({"base_clock": 39}, "fenced: builds on version 5 of step 39, .* of step 40"),
+        # Old content was most likely merged long ago; how old it is says more.
+        (
+            {"since_step": 9, "c_steps": 5, "base_version": 1, "base_clock": 29},
+            "stale: its base is 21 steps old",
+        ),
         ({"base_version": 1, "base_clock": 29}, "stale: its base is 21 steps old, .* is 20"),
         ({"c_steps": 3}, "layout: counters disagree"),
         ({"c_tokens": 0}, "layout: counters disagree"),

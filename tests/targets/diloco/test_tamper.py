@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from faults.base import Tuning
 from targets.diloco.messages import Heartbeat, Payload, Push
 from targets.diloco.tamper import TamperedTransport
@@ -58,6 +60,10 @@ def test_a_stale_push_answers_the_new_request_with_the_old_content() -> None:
     assert (first, other) == (push(1), push(2, 1))
     assert (second.request, second.step, second.clock) == (3, 1, {"learner-0": 3})
     assert (third.request, third.step, third.clock) == (4, 1, {"learner-0": 4})
+    based = msgspec.structs.replace(push(5), base_version=7, base_clock=40)
+    passed, again = sent_with("stale", based, push(6))
+    assert (passed.base_version, passed.base_clock) == (7, 40)
+    assert (again.base_version, again.base_clock) == (0, 0), "a base that is long gone"
 
 
 def test_the_old_content_is_forgotten_when_the_fault_ends() -> None:
