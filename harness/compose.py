@@ -137,6 +137,10 @@ def compose(
         lacking.append(f"resuming needs a runtime that keeps checkpoints; {live.name} does not")
     if lacking:
         raise CapabilityError(spec.name, lacking)
+    # Before there is a run directory: an engine that is not there leaves no trace of a run.
+    reach: Callable[[], None] | None = getattr(live, "reach", None)
+    if reach is not None:
+        reach()
     notes = resumed(checked.target, resume) if resume is not None else []
     plan = Plan(
         checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)

@@ -45,6 +45,12 @@ def _event(value: Any) -> Any:
     return value
 
 
+def _control(value: Any) -> Any:
+    if not isinstance(value, bool | str) or value == "":
+        raise ValueError(f"expected true, or the name of an experiment or file, got {value!r}")
+    return value
+
+
 class Part(BaseModel):
     """Root of every part: no unknown keys, no infinities, never changed."""
 
@@ -91,6 +97,12 @@ class Head(Part):
     seed: int | None = None
     links: Links | None = None
     """No fault: how far apart the units are, from before steady state to the end."""
+    control: Annotated[bool | str | None, BeforeValidator(_control)] = None
+    """What the loss is compared with at equal tokens (check 13): true for this experiment without
+    its faults, or the name or file of another one. It is run first."""
+    resume: Annotated[str, Field(min_length=1)] | None = None
+    """Go on from the newest complete checkpoint of the run in this directory, beside the spec; in a
+    suite, the name of the member to go on from."""
     tags: tuple[str, ...] = ()
     runtime_options: dict[str, Any] = {}
 

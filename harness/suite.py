@@ -5,6 +5,17 @@
     [gate]
     goodput_ratio_min = 3.2                              # the first against the best of the others
 
+With ``seeds = [1, 2, 3]`` every experiment is run with every seed and losses are compared at equal
+tokens, with their spread. Groups say what is compared with what:
+
+    [[group]]
+    title = "..."
+    arms = ["calm", "chaos"]          # the first is what the others are compared with
+    tokens = "merged"                 # or "trained": at equal work, whatever became of it
+    gap_max = { chaos = 0.01 }        # bound of the mean gap, as a share of the first one's loss
+
+A member whose ``control`` names another member is compared with that one's run.
+
 A file is a suite when it says ``together``. Built-in ones ship in ``harness/suites``.
 """
 
@@ -15,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,6 +37,19 @@ KEPT = ".suite.toml"
 """A suite's directory keeps the suite as given under its name and this."""
 
 
+class Group(BaseModel):
+    """Arms whose losses are compared at one number of tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: Annotated[str, Field(min_length=1)]
+    arms: Annotated[tuple[str, ...], Field(min_length=2)]
+    """Folder names of members; the first is what the others are compared with."""
+    tokens: Literal["merged", "trained"] = "merged"
+    gap_max: dict[str, float] = {}
+    """Arm to how much larger its loss may be than the first one's, in the mean over the seeds."""
+
+
 class _Head(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,6 +57,8 @@ class _Head(BaseModel):
     description: str = ""
     together: Annotated[tuple[str, ...], Field(min_length=2)]
     seed: int | None = None
+    seeds: tuple[int, ...] = ()
+    group: tuple[Group, ...] = ()
     gate: dict[str, float] = {}
 
 
@@ -50,10 +76,17 @@ class Suite:
     text: str
     base: Path | None
     """Paths are relative to this folder."""
+    seeds: tuple[int, ...] = ()
+    """Empty: one run of each."""
+    groups: tuple[Group, ...] = ()
 
     def folders(self) -> tuple[str, ...]:
         """Name of each experiment's run directory below the suite's."""
         return tuple(Path(member).stem for member in self.together)
+
+    def compared(self) -> tuple[Group, ...]:
+        """The groups; all members are one where the suite names none."""
+        return self.groups or (Group(title=self.title, arms=self.folders()),)
 
 
 def names() -> tuple[str, ...]:
@@ -99,7 +132,16 @@ def read(given: str, name: str, gates: Mapping[str, Any], base: Path | None = No
     except ValidationError as error:
         raise SpecError(name, describe(error)) from error
     suite = Suite(
-        name, head.title, head.description, head.together, head.seed, head.gate, given, base
+        name,
+        head.title,
+        head.description,
+        head.together,
+        head.seed,
+        head.gate,
+        given,
+        base,
+        head.seeds,
+        head.group,
     )
     problems = [
         f"gate.{gate}: unknown gate of a suite (known: {', '.join(gates)})"
@@ -112,6 +154,27 @@ def read(given: str, name: str, gates: Mapping[str, Any], base: Path | None = No
         for folder in dict.fromkeys(folders)
         if folders.count(folder) > 1
     ]
+    problems += _of_groups(suite)
     if problems:
         raise SpecError(name, problems)
     return suite
+
+
+def _of_groups(suite: Suite) -> list[str]:
+    found = []
+    if len(set(suite.seeds)) < len(suite.seeds):
+        found.append("seeds: one is named twice")
+    if suite.groups and not suite.seeds:
+        found.append("group: needs seeds; one run of each shows no spread")
+    for number, group in enumerate(suite.groups, 1):
+        found += [
+            f"group {number}: {arm} is no member (they are: {', '.join(suite.folders())})"
+            for arm in group.arms
+            if arm not in suite.folders()
+        ]
+        found += [
+            f"group {number}: gap_max.{arm} is not compared with {group.arms[0]} there"
+            for arm in group.gap_max
+            if arm not in group.arms[1:]
+        ]
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness import catalogue
+from harness.commands import control
 from harness.compose import Checked, Experiment, candidates, check, compose
 from harness.errors import ChaosError, SpecError
 from harness.events import AnyEvent, FaultEnded, FaultExecuted, Merged, RunEnded
@@ -128,8 +129,24 @@ def _prepared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Experimen
 def finished_run(request: pytest.FixtureRequest, tmp_path: Path) -> ChaosRun:
     """Run the test's experiment from start to end."""
     experiment, rundir = _prepared(request, tmp_path)
+    experiment = _with_control(request, experiment, rundir)
     run(experiment, rundir)
     return ChaosRun(rundir.path, write_reports(rundir.path))
+
+
+def _with_control(
+    request: pytest.FixtureRequest, experiment: Experiment, rundir: RunDir
+) -> Experiment:
+    """The experiment with what its control measured, which is run first."""
+    checked = Checked(experiment.spec, experiment.target, experiment.planned, experiment.seed)
+    marker = request.node.get_closest_marker("chaos")
+    overrides = dict(marker.kwargs).get("params") if marker else None
+    wanted = control.prepare(checked, base=Path(request.path).parent, overrides=overrides)
+    if wanted is None:
+        return experiment
+    folder = rundir.path / control.FOLDER
+    control.carry_out(wanted, folder, run, runtime=experiment.runtime.name)
+    return replace(experiment, control=control.measured(folder))
 
 
 @dataclass

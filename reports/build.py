@@ -19,6 +19,7 @@ from reports.gate import Figures, judge_gates
 from reports.healing import Healing, Summary, heal, summarize
 from reports.history import History, read_history
 from reports.ledger import LABELS, Ledger, build_ledger
+from reports.quality import Gap, Point, control_curve, curve, gap
 from reports.tokens import Tokens, account, merged_useful
 from reports.verdict import judge
 
@@ -265,7 +266,7 @@ def _invariant(answer: Answer) -> schema.Invariant:
 
 
 def _quality(history: History, ledger: Ledger, tokens: Tokens) -> schema.Quality:
-    """Losses are means over learners of the mean of their first and last few steps."""
+    """Training losses are means over learners of the mean of their first and last few steps."""
     first: list[float] = []
     last: list[float] = []
     for unit in history.learners:
@@ -277,13 +278,34 @@ def _quality(history: History, ledger: Ledger, tokens: Tokens) -> schema.Quality
         if losses:
             first.append(sum(losses[:_LOSSES]) / len(losses[:_LOSSES]))
             last.append(sum(losses[-_LOSSES:]) / len(losses[-_LOSSES:]))
+    points, others = curve(history), control_curve(history)
+    found = gap(history)
+    equal = found if isinstance(found, Gap) else None
+    training = sum(last) / len(last) if last else None
     return schema.Quality(
-        final_loss=sum(last) / len(last) if last else None,
-        loss_floor=None,
+        final_loss=points[-1].loss if points else training,
+        loss_floor=history.evaluated[-1].event.floor if history.evaluated else None,
         tokens_merged=tokens.merged,
-        control_final_loss=None,
-        gap_ratio=None,
-        first_loss=sum(first) / len(first) if first else None,
+        control_final_loss=equal.control.loss if equal else None,
+        gap_ratio=equal.ratio if equal else None,
+        first_loss=points[0].loss if points else sum(first) / len(first) if first else None,
+        held_out=bool(points),
+        final_accuracy=points[-1].accuracy if points else None,
+        training_loss=training,
+        tokens=points[-1].tokens if points else None,
+        compared_at_tokens=equal.run.tokens if equal else None,
+        control=history.control.event.name if history.control else "",
+        curve=[_quality_point(p) for p in points],
+        control_curve=[_quality_point(p) for p in others],
+    )
+
+
+def _quality_point(point: Point) -> schema.QualityPoint:
+    return schema.QualityPoint(
+        tokens=point.tokens,
+        tokens_trained=point.trained,
+        loss=point.loss,
+        accuracy=point.accuracy,
     )
 
 

@@ -101,6 +101,7 @@ _FIGURES: tuple[tuple[str, Number, Words, int], ...] = (
     ("tokens merged", lambda r: r.goodput.tokens.merged, _count, 0),
     ("tokens lost", lambda r: r.goodput.tokens.lost, _count, -1),
     ("final loss", lambda r: r.quality.final_loss, _plain, -1),
+    ("final accuracy", lambda r: r.quality.final_accuracy, text.percent, 1),
     ("bytes per step", lambda r: r.network.bytes_per_step, _count, -1),
     ("overruns", lambda r: r.goodput.overrun_ratio, text.percent, -1),
 )
@@ -147,6 +148,8 @@ def _warnings(a: Report, b: Report, together: bool) -> list[str]:
     for side, report in (("A", a), ("B", b)):
         if not report.verdict.conclusive:
             said.append(f"{side} is not conclusive: {'; '.join(report.verdict.reasons)}")
+    if a.quality.held_out != b.quality.held_out:
+        said.append("one loss is held-out, the other one training loss")
     for name, one, other in (
         ("experiments", a.run.experiment, b.run.experiment),
         ("runtimes", a.run.runtime, b.run.runtime),

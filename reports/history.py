@@ -41,12 +41,18 @@ class History:
     merges: list[Seen[ev.Merged]] = field(default_factory=list)
     refused: list[Seen[ev.UpdateRefused]] = field(default_factory=list)
     rolled_back: list[Seen[ev.RolledBack]] = field(default_factory=list)
+    checkpointed: list[Seen[ev.Checkpointed]] = field(default_factory=list)
+    snapshots: list[Seen[ev.SnapshotComplete]] = field(default_factory=list)
+    resumed: list[Seen[ev.Resumed]] = field(default_factory=list)
+    """Of every unit that goes on from an earlier run's checkpoint."""
     links: list[Seen[ev.LinkUp | ev.LinkDown]] = field(default_factory=list)
     heard: list[Seen[ev.Heard]] = field(default_factory=list)
     exits: list[Seen[ev.UnitExited]] = field(default_factory=list)
     worlds: list[Seen[ev.WorldFormed]] = field(default_factory=list)
     """Only of targets whose units train in lockstep."""
     worlds_ended: list[Seen[ev.WorldEnded]] = field(default_factory=list)
+    evaluated: list[Seen[ev.Evaluated]] = field(default_factory=list)
+    control: Seen[ev.ControlMeasured] | None = None
     notes: list[Seen[ev.Event]] = field(default_factory=list)
     """Unit notes and facts about the proxy."""
     steady: Seen[ev.SteadyState] | None = None
@@ -56,12 +62,12 @@ class History:
     failed: list[Seen[ev.HarnessFailed]] = field(default_factory=list)
     residue: Seen[ev.ResidueFound] | None = None
     ended: Seen[ev.RunEnded] | None = None
-    last_ns: int = 0
-    """The latest instant outside teardown."""
     replayed: ev.Replayed | None = None
     """What the last replay found, if there was one."""
     replayed_other: bool = False
     """It was of other bytes than this journal's."""
+    last_ns: int = 0
+    """The latest instant outside teardown."""
     problems: tuple[str, ...] = ()
     """All that is wrong with the journal: what is damaged, and whether it ends early."""
     damage: tuple[str, ...] = ()
@@ -131,6 +137,11 @@ class History:
         return found[at] if at < len(found) else None
 
     @property
+    def seam(self) -> Seen[ev.Resumed] | None:
+        """What the syncer goes on from; None for a run that began anew."""
+        return next((s for s in self.resumed if s.event.unit in self.syncers), None)
+
+    @property
     def mergers(self) -> set[str]:
         """Units that committed merges."""
         found: set[str] | None = self.memo.get("mergers")
@@ -186,9 +197,9 @@ def fold(journal: JournalText) -> History:
             unknown[event.kind] = unknown.get(event.kind, 0) + 1
         else:
             known.append(Seen(line, event))
+    known = _with_lost_merges(known)
     known.sort(key=lambda s: (s.event.t_ns, s.line))
     run = next((s.event for s in known if isinstance(s.event, ev.RunStarted)), None)
-    known = _with_lost_merges(known)
     found = damage(journal)
     if run is None:
         run = _assumed(known)
@@ -214,8 +225,6 @@ def fold(journal: JournalText) -> History:
     return history
 
 
-def _assumed(known: list[Seen[ev.Event]]) -> ev.RunStarted:
-    """A stand-in first line, from what the other lines mention."""
 def _with_lost_merges(known: list[Seen[ev.Event]]) -> list[Seen[ev.Event]]:
     """The merge that a restarted syncer repeats stands in for its lost line, and only for that."""
     if not any(isinstance(s.event, ev.LastMerged) for s in known):
@@ -232,6 +241,8 @@ def _with_lost_merges(known: list[Seen[ev.Event]]) -> list[Seen[ev.Event]]:
     return out
 
 
+def _assumed(known: list[Seen[ev.Event]]) -> ev.RunStarted:
+    """A stand-in first line, from what the other lines mention."""
     names: dict[str, str] = {}
     for item in known:
         if isinstance(item.event, ev.UnitStarted):
@@ -283,6 +294,11 @@ class _Fold:
             ev.Adopted: lambda s: self._of(s).adopted.append(s),
             ev.Merged: self._merged,
             ev.RolledBack: self._rolled_back,
+            ev.Checkpointed: self._checkpointed,
+            ev.SnapshotComplete: self._snapshot_complete,
+            ev.Resumed: self._resumed,
+            ev.Evaluated: self._evaluated,
+            ev.ControlMeasured: lambda s: setattr(self.h, "control", s),
             ev.UpdateRefused: self._refused,
             ev.WorldFormed: self._world_formed,
             ev.WorldEnded: self._world_ended,
@@ -426,6 +442,22 @@ class _Fold:
     def _rolled_back(self, s: Seen[ev.RolledBack]) -> None:
         self._of(s)
         self.h.rolled_back.append(s)
+
+    def _evaluated(self, s: Seen[ev.Evaluated]) -> None:
+        self._of(s)
+        self.h.evaluated.append(s)
+
+    def _checkpointed(self, s: Seen[ev.Checkpointed]) -> None:
+        self._of(s)
+        self.h.checkpointed.append(s)
+
+    def _snapshot_complete(self, s: Seen[ev.SnapshotComplete]) -> None:
+        self._of(s)
+        self.h.snapshots.append(s)
+
+    def _resumed(self, s: Seen[ev.Resumed]) -> None:
+        self._of(s).resumed = s
+        self.h.resumed.append(s)
 
     def _refused(self, s: Seen[ev.UpdateRefused]) -> None:
         self._of(s)

@@ -23,6 +23,7 @@ from reports import charts, text
 from reports.build import Analysis
 from reports.lanes import swim_lanes
 from reports.ledger import LABELS
+from reports.losschart import token_chart
 from reports.schema import Report
 
 ROWS_MAX = 200
@@ -58,6 +59,7 @@ def render(analysis: Analysis) -> bytes:
     """The whole page."""
     drawing = swim_lanes(analysis)
     loss, loss_note = charts.loss_chart(analysis)
+    learned, learned_note = token_chart(analysis.report.quality)
     report = analysis.report
     page = environment().get_template("report.html.j2")
     return page.render(
@@ -69,6 +71,8 @@ def render(analysis: Analysis) -> bytes:
         rate=charts.rate_chart(analysis),
         loss=loss,
         loss_note=loss_note,
+        learned=learned,
+        learned_note=learned_note,
         bar=charts.goodput_bar(report),
         shares=shares(report),
         phases=phases(analysis),

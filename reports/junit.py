@@ -42,6 +42,7 @@ def properties(report: Report) -> dict[str, str]:
         "chaos.faults.effective": report.faults.effective,
         "chaos.residue_count": residue,
         "chaos.final_loss": report.quality.final_loss,
+        "chaos.loss_gap_ratio": report.quality.gap_ratio,
         "chaos.report_path": "report.html",
     }
     return {name: str(value) for name, value in values.items() if value is not None}

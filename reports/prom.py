@@ -120,7 +120,14 @@ def _families(report: Report) -> Iterable[tuple[str, str, str, Iterable[Sample]]
         "1 when the gate was met.",
         [("", {"gate": g.name}, float(g.ok)) for g in report.gates],
     )
-    yield "final_loss", "gauge", "Training loss at the end.", _one(report.quality.final_loss)
+    learned = report.quality
+    yield "final_loss", "gauge", "Loss at the end, held-out if evaluated.", _one(learned.final_loss)
+    yield (
+        "loss_gap_ratio",
+        "gauge",
+        "Against the control, at equal tokens.",
+        _one(learned.gap_ratio),
+    )
     ways = {"up": report.network.bytes_up, "down": report.network.bytes_down}
     yield (
         "network_bytes_total",

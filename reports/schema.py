@@ -216,15 +216,39 @@ class GateRow(Part, frozen=True, kw_only=True):
     why: str
 
 
+class QualityPoint(Part, frozen=True, kw_only=True):
+    """One evaluation on held-out data; see ``harness.events.Evaluated``."""
+
+    tokens: int
+    tokens_trained: int
+    """Of all steps that had ended by then."""
+    loss: float
+    accuracy: float | None
+
+
 class Quality(Part, frozen=True, kw_only=True):
-    """What was learned."""
+    """What was learned. Held-out figures where the run was evaluated, training losses else."""
 
     final_loss: float | None
     loss_floor: float | None
     tokens_merged: int | None
     control_final_loss: float | None
+    """The control's at the number of tokens at which the two are compared."""
     gap_ratio: float | None
+    """How much larger this run's loss is there, as a share of the control's."""
     first_loss: float | None
+    held_out: bool = False
+    """Whether first and final loss are those of evaluations."""
+    final_accuracy: float | None = None
+    training_loss: float | None = None
+    """Mean of the learners' last few steps."""
+    tokens: int | None = None
+    """Tokens in the parameters that were evaluated last."""
+    compared_at_tokens: int | None = None
+    control: str = ""
+    """Name of the experiment that is the control."""
+    curve: list[QualityPoint] = []
+    control_curve: list[QualityPoint] = []
 
 
 class Network(Part, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reports.ledger import LABELS
-from reports.schema import GateRow, Report
+from reports.schema import GateRow, Quality, Report
 
 SUMMARY_BYTES_MAX = 1024 * 1024 - 1
 """Hosted job summaries refuse, rather than cut, anything of 1 MiB or more."""
@@ -98,9 +98,7 @@ def terminal(report: Report, page: str = "") -> str:
         f"  residue        {residue_line(report)}",
     ]
     if report.quality.final_loss is not None:
-        lines.append(
-            f"  loss           {report.quality.first_loss:.3f} to {report.quality.final_loss:.3f}"
-        )
+        lines.append(_loss_text(report.quality))
     lines += _healing_text(report)
     bad = [i for i in report.invariants if i.valid is not True and i.asked]
     held = sum(i.valid is True for i in report.invariants)
@@ -115,6 +113,18 @@ def terminal(report: Report, page: str = "") -> str:
     if page:
         lines.append(f"  report: {page}")
     return "\n".join(lines) + "\n"
+
+
+def _loss_text(quality: Quality) -> str:
+    said = f"  loss           {quality.first_loss:.3f} to {quality.final_loss:.3f}"
+    if quality.held_out:
+        said += f", held-out, after {quality.tokens:,} tokens"
+    if quality.gap_ratio is not None:
+        said += (
+            f"; {quality.gap_ratio:+.2%} against {quality.control} at "
+            f"{quality.compared_at_tokens:,} tokens"
+        )
+    return said
 
 
 def residue_line(report: Report) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,8 @@ class Versus:
     value: Callable[[Report], float | None]
     inverse: bool = False
     """The other run's value over the first one's."""
+    of_other: Callable[[Report], float | None] | None = None
+    """Value of the other runs, where it is not the first one's."""
 
 
 def _steps_per_s(report: Report) -> float | None:
@@ -57,6 +59,14 @@ TOGETHER: dict[str, Versus] = {
             "final loss of the first run over that of the best other one",
             lambda r: r.quality.final_loss,
         ),
+        Versus(
+            "loss_seam_max",
+            "at most",
+            "loss at the beginning of a run that goes on from the first, over the first one's last",
+            lambda r: r.quality.final_loss,
+            inverse=True,
+            of_other=lambda r: r.quality.first_loss,
+        ),
     )
 }
 """Every gate of suites; the one visible table."""
@@ -68,7 +78,8 @@ def judge_together(asked: Mapping[str, float], reports: Sequence[Report]) -> lis
 
 
 def _judge(gate: Versus, bound: float, reports: Sequence[Report]) -> GateRow:
-    first, *others = [gate.value(r) for r in reports]
+    first = gate.value(reports[0])
+    others = [(gate.of_other or gate.value)(r) for r in reports[1:]]
     ratios = [_ratio(gate, first, other) for other in others]
     known = [r for r in ratios if r is not None]
     value: float | None = None
@@ -96,4 +107,9 @@ def exit_status(reports: Sequence[Report], gates: Sequence[GateRow]) -> int:
     one)."""
     statuses = {r.verdict.exit_status for r in reports}
     statuses |= {0 if g.ok else 3 if g.value is None else 1 for g in gates}
+    return worst(statuses)
+
+
+def worst(statuses: Collection[int]) -> int:
+    """The one that counts."""
     return next(s for s in _WORST_FIRST if s in statuses)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.commands import together
+from harness.commands import seeds, together
 from harness.commands.together import known_run
 from reports.build import build
 from reports.schema import to_json
@@ -23,6 +23,8 @@ def execute(options: argparse.Namespace) -> int:
     """Exit status of the run's verdict, computed from the journal; writes nothing."""
     known_run(options.dir)
     suite = together.kept(options.dir)
+    if suite is not None and suite.seeds:
+        return seeds.judge(suite, options.dir, as_json=options.json)
     if suite is not None:
         found = together.judge(suite, options.dir)
         if options.json:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.commands import together
+from harness.commands import seeds, together
 from harness.commands.together import known_run
 from reports.schema import to_json
 from reports.text import terminal
@@ -23,6 +23,12 @@ def execute(options: argparse.Namespace) -> int:
     """Write the reports. Exits 0 whatever they say; ``gate`` judges."""
     known_run(options.dir)
     suite = together.kept(options.dir)
+    if suite is not None and suite.seeds:
+        for seed in suite.seeds:
+            for folder in suite.folders():
+                write_reports(options.dir / f"seed-{seed}" / folder)
+        seeds.judge(suite, options.dir, as_json=options.json, keep=True)
+        return 0
     if suite is not None:
         for folder in suite.folders():
             write_reports(options.dir / folder)

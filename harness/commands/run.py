@@ -6,14 +6,15 @@ import argparse
 import functools
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness import catalogue
 from harness import suite as suites
-from harness.commands import together
+from harness.commands import control, resuming, seeds, together
 from harness.commands.progress import Progress
-from harness.compose import Checked, check, compose
+from harness.compose import Checked, Experiment, check, compose
 from harness.errors import SpecError
 from harness.rundir import RunDir, new_run_id
 from harness.runner import run, stop_on_signals
@@ -43,6 +44,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a target parameter, for example --set learners=8 (value as in TOML)",
     )
+    parser.add_argument(
+        "--control",
+        type=Path,
+        metavar="DIR",
+        help="compare losses with the finished run there, instead of running the spec's control",
+    )
+    parser.add_argument(
+        "--seeds", metavar="1,2,3", help="run every experiment of a suite with each of these"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="simulated runs of a suite with seeds that go on at a time (default: 1)",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on from the newest complete checkpoint of the run there, with its seed",
+    )
     parser.add_argument("--json", action="store_true", help="print report.json, nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -50,8 +73,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the experiment or suite; the exit status is the verdict's."""
     suite = suites.find(options.spec, TOGETHER)
+    if suite is not None and (suite.seeds or options.seeds):
+        return seeds.execute(suite, options, one)
     if suite is not None:
         return _together(suite, options)
+    if options.seeds:
+        raise SpecError("--seeds", [f"{options.spec} is no suite: use --seed for one experiment"])
     report, out = _one(options)
     if options.json:
         sys.stdout.write(to_json(report).decode())
@@ -65,7 +92,7 @@ def _together(suite: Suite, options: argparse.Namespace) -> int:
     seed = suite.seed if options.seed is None else options.seed
     seed = secrets.randbelow(2**31) if seed is None else seed
     problems: list[str] = []
-    specs = [_member(suite, member) for member in suite.together]
+    specs = [together.member(suite, member) for member in suite.together]
     for spec in specs:  # no hour of running before the second one's misspelt name shows
         try:
             prepare(spec, seed, overrides=parse_settings(options.set))
@@ -77,15 +104,24 @@ def _together(suite: Suite, options: argparse.Namespace) -> int:
     say = sys.stderr if options.json else sys.stdout
     last = 0
 
-    def one(spec: str, directory: Path) -> int:
+    def carry(spec: str, directory: Path) -> int:
         nonlocal last
-        given = {**vars(options), "spec": _member(suite, spec), "seed": seed, "out": directory}
+        given = {
+            **vars(options),
+            "spec": together.member(suite, spec),
+            "seed": seed,
+            "out": directory,
+        }
+        kept = together.controlling(suite, together.member(suite, spec))
+        given["control"] = None if kept is None else out / kept
+        earlier = resuming.member(suite, given["spec"])
+        given["resume"] = None if earlier is None else out / earlier
         report, place = _one(argparse.Namespace(**given))
         print(terminal(report, str(place / "report.html")), file=say, flush=True)
         last = report.verdict.exit_status
         return last
 
-    found = together.carry_out(suite, out, one)
+    found = together.carry_out(suite, out, carry)
     if found is None:
         return last
     if options.json:
@@ -95,14 +131,18 @@ def _together(suite: Suite, options: argparse.Namespace) -> int:
     return found.status
 
 
-def _member(suite: Suite, spec: str) -> str:
-    beside = suite.base / spec if suite.base is not None else None
-    return str(beside) if beside is not None and beside.is_file() else spec
+def one(options: argparse.Namespace) -> Report:
+    """One experiment; its report."""
+    return _one(options)[0]
 
 
 def _one(options: argparse.Namespace) -> tuple[Report, Path]:
     """One experiment: its report, and the directory that holds it."""
+    earlier = resuming.directory(options.spec, options.resume)
+    if options.seed is None:
+        options = argparse.Namespace(**{**vars(options), "seed": resuming.seed_of(earlier)})
     checked = _checked(options)
+    wanted = _control(options, checked)
     run_id = new_run_id()
     out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
     experiment = compose(
@@ -113,6 +153,7 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
         make_runtime=_attached(options.attach),
         given=options.spec,
         repeat_with=repeated(options),
+        resume=earlier,
     )
     rundir = RunDir.create(out, checked.spec, run_id, checked.seed)
     say = sys.stderr if options.json else sys.stdout
@@ -121,9 +162,32 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
         file=say,
         flush=True,
     )
-    with stop_on_signals() as stop, Progress(experiment, say, quiet=options.quiet) as progress:
-        run(experiment, rundir, observer=progress.observe, stop=stop)
+
+    def carry(experiment: Experiment, rundir: RunDir) -> None:
+        with stop_on_signals() as stop, Progress(experiment, say, quiet=options.quiet) as progress:
+            run(experiment, rundir, observer=progress.observe, stop=stop)
+
+    if wanted is not None:
+        folder = out / control.FOLDER
+        print(f"control: {wanted.spec.name}, in {folder}", file=say, flush=True)
+        found = control.carry_out(wanted, folder, carry, runtime=options.runtime)
+        if found.verdict.exit_status in together.STOPPED:
+            return found, folder
+        experiment = replace(experiment, control=control.measured(folder))
+    elif options.control is not None:
+        experiment = replace(experiment, control=control.measured(options.control))
+    carry(experiment, rundir)
     return write_reports(rundir.path), rundir.path
+
+
+def _control(options: argparse.Namespace, checked: Checked) -> Checked | None:
+    """The control that has to be run first, if any."""
+    if options.control is not None or not checked.spec.head.control:
+        return None
+    if options.attach is not None:
+        raise SpecError("control", ["a standing cluster has none: name a finished run, --control"])
+    base = Path(options.spec).parent if Path(options.spec).is_file() else None
+    return control.prepare(checked, base=base, overrides=parse_settings(options.set))
 
 
 def _checked(options: argparse.Namespace) -> Checked:
@@ -146,6 +210,7 @@ def _checked(options: argparse.Namespace) -> Checked:
 def repeated(options: argparse.Namespace) -> list[str]:
     """The arguments, besides spec, runtime and seed, with which the run can be repeated."""
     attached = ["--attach", options.attach] if options.attach else []
+    attached += ["--resume", str(options.resume)] if options.resume else []
     return attached + [part for item in options.set for part in ("--set", item)]
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from harness import catalogue
 from harness import suite as suites
+from harness.commands import resuming
 from harness.errors import SpecError
 from harness.suite import Suite
+from reports import seam
 from reports.build import build
 from reports.compare import Comparison, as_html, as_text, compare
+from reports.gate import GATES
 from reports.schema import GateRow, Report
 from reports.together import TOGETHER, exit_status, judge_together
 
@@ -42,7 +46,11 @@ def kept(directory: Path) -> Suite | None:
     """The suite whose directory this is; None when it is a run's or nobody's."""
     for path in sorted(directory.glob(f"*{suites.KEPT}")):
         name = path.name.removesuffix(suites.KEPT)
-        return suites.read(path.read_text(encoding="utf-8"), name, TOGETHER)
+        suite = suites.read(path.read_text(encoding="utf-8"), name, TOGETHER)
+        # The command line may have named other seeds than the suite; what was run counts.
+        names = (p.name.removeprefix("seed-") for p in directory.glob("seed-*"))
+        seeds = tuple(sorted(int(n) for n in names if n.isdigit()))
+        return replace(suite, seeds=seeds)
     return None
 
 
@@ -58,10 +66,44 @@ def carry_out(suite: Suite, out: Path, one: Callable[[str, Path], int]) -> Outco
         (out / f"{suite.name}{suites.KEPT}").write_text(suite.text, encoding="utf-8")
     except OSError as error:
         raise SpecError("--out", [f"cannot write to {out}: {error.strerror or error}"]) from error
-    for member, folder in zip(suite.together, suite.folders(), strict=True):
+    for member, folder in in_order(suite):
         if one(member, out / folder) in STOPPED:
             return None
     return write(suite, out)
+
+
+def controlling(suite: Suite, spec: str) -> str | None:
+    """Folder of the member that is the control of the experiment ``spec``; None when its control
+    is no member, or it has none."""
+    draft = catalogue.find(spec, gates=GATES)
+    asked = draft.head.control if draft.head is not None else None
+    folder = Path(asked).stem if isinstance(asked, str) else ""
+    return folder if folder in suite.folders() else None
+
+
+def member(suite: Suite, spec: str) -> str:
+    """What a member is found by: a file beside the suite, else a name or path."""
+    beside = suite.base / spec if suite.base is not None else None
+    return str(beside) if beside is not None and beside.is_file() else spec
+
+
+def in_order(suite: Suite) -> list[tuple[str, str]]:
+    """(member, folder) of each, those that others are compared with or go on from before these.
+
+    Raises :class:`SpecError` for those that go round in a circle.
+    """
+    waiting = dict(zip(suite.folders(), suite.together, strict=True))
+    needs = {
+        f: {how(suite, member(suite, m)) for how in (controlling, resuming.member)}
+        for f, m in waiting.items()
+    }
+    found: list[tuple[str, str]] = []
+    while waiting:
+        free = [f for f in waiting if not needs[f] & waiting.keys()]
+        if not free:
+            raise SpecError(suite.name, [f"together: {', '.join(waiting)} wait for each other"])
+        found += [(waiting.pop(f), f) for f in free]
+    return found
 
 
 def write(suite: Suite, out: Path) -> Outcome:
@@ -90,7 +132,7 @@ def judge(suite: Suite, out: Path) -> Outcome:
     """The suite's outcome, computed from the journals below ``out``."""
     reports = tuple(build(out / folder) for folder in suite.folders())
     comparisons = tuple(compare(reports[0], r, together=True) for r in reports[1:])
-    gates = tuple(judge_together(suite.gate, reports))
+    gates = (*judge_together(suite.gate, reports), *seam.rows(out, suite.folders()))
     return Outcome(reports, comparisons, gates, exit_status(reports, gates))
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reports.checks.base import Check, Evidence, Finding, broken, holds, not_asked, unknown
+from reports.checks.checkpoints import cuts_consistent
 from reports.checks.merging import finite, quorum_kept, tokens_once
+from reports.checks.quality import as_control
 from reports.checks.units import (
     back_in_time,
     bystanders_undisturbed,
@@ -35,11 +37,6 @@ def _replayed(e: Evidence) -> Finding:
     if not found.merges:
         return unknown("nothing could be compared")
     return holds(f"{compared} came out bit-equal" + (" up to the cut" if found.cut else ""))
-
-
-def _as_control(e: Evidence) -> Finding:
-    """Check 13: loss at the end is within 1 % of a fault-free control at equal merged tokens."""
-    return not_asked("the experiment asked for no control run")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -101,11 +98,16 @@ CHECKS: tuple[Check, ...] = (
         back_in_time,
         safety=False,
     ),
+    Check(
+        "checkpoints",
+        "Every complete checkpoint is a consistent cut, and a resumed run goes on from just that.",
+        cuts_consistent,
+    ),
     Check("replay", "Replaying the tape gives bit-equal fragments.", _replayed),
     Check(
         "control",
         "Loss at the end is within 1 % of a fault-free control at equal merged tokens.",
-        _as_control,
+        as_control,
         safety=False,
     ),
 )

@@ -14,11 +14,15 @@ from reports.checks.base import (
     unknown,
     verdict_of,
 )
+from reports.checks.quality import evaluations_true
 from reports.coverage import Sums
 from reports.history import History
 from reports.lives import Life, Seen
 
 Violations = list[tuple[str, tuple[int, ...]]]
+
+FIRST_LIFE = 1
+"""The incarnation that goes on from a checkpoint."""
 
 DAMAGED = ("checksum", "truncated", "non-finite", "outlier")
 """First words of refusals of updates whose content is wrong (harness.events.UpdateRefused)."""
@@ -30,6 +34,7 @@ def tokens_once(e: Evidence) -> Finding:
         return _no_merges(e.history)
     found, unseen = _contributions(e.history)
     found += _double(e.history)
+    found += evaluations_true(e.history)
     for row in e.tokens.fragments:
         parts = (row.merged, row.lost, row.in_flight)
         if row.trained != sum(parts) or min(parts) < 0:
@@ -60,7 +65,7 @@ def _contributions(history: History) -> tuple[Violations, int]:
             if part.c_steps != part.step - part.since_step:
                 text = f"c_steps is {part.c_steps} for steps {part.since_step} to {part.step}"
                 found.append((f"{_named(merge, part)}: {text}", (merge.line,)))
-            reach = _beyond(history, life, part)
+            reach = _beyond(history, life, part, merge.event.fragment)
             if reach:
                 found.append((f"{_named(merge, part)}: {reach}", (merge.line,)))
                 continue
@@ -77,13 +82,16 @@ def _contributions(history: History) -> tuple[Violations, int]:
     return found, unseen
 
 
-def _beyond(history: History, life: Life, part: Contribution) -> str:
+def _beyond(history: History, life: Life, part: Contribution, fragment: int) -> str:
     """What is wrong with steps outside those that the life journalled; empty where the journal may
     simply not hold them: a life that began before it, or one cut off in its middle."""
     first, last = life.numbers[0], life.numbers[-1]
     if part.step > last and not history.cut:
         return f"counts step {part.step}, but the last one trained is {last}"
-    if life.joined is not None and part.since_step < life.joined.event.step:
+    begun = life.joined.event.step if life.joined is not None else 0
+    if life.resumed is not None:  # its counters go on, too
+        begun = life.resumed.event.since[fragment]
+    if part.since_step < begun:
         return f"counts from step {part.since_step}, but its life began after {first - 1}"
     return ""
 
@@ -92,6 +100,10 @@ def _double(history: History) -> Violations:
     """Contributions of one life to one fragment must not overlap."""
     found: Violations = []
     spans: dict[tuple[str, int, int], list[tuple[int, int, int]]] = {}
+    if history.seam is not None:  # what was merged before the checkpoint counts as well
+        for unit, through in history.seam.event.merged_through.items():
+            for fragment, step in enumerate(through):
+                spans[unit, FIRST_LIFE, fragment] = [(0, step, history.seam.line)]
     for merge in history.merges:
         for part in merge.event.contributions:
             key = (part.unit, part.incarnation, merge.event.fragment)

@@ -1,0 +1,109 @@
+"""Controls: a run's loss is compared with that of another run, which is done before it.
+
+``control = true`` in a spec means the same experiment without its faults, ``control = "NAME"``
+another experiment or spec file. What the control's evaluations said goes into the run's journal, so
+that its reports need nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import catalogue
+from harness.compose import Checked, Experiment, check, compose
+from harness.errors import SpecError
+from harness.events import ControlMeasured, Measured
+from harness.rundir import RunDir, new_run_id
+from harness.spec import Draft
+from reports.build import analyse
+from reports.gate import GATES
+from reports.history import read_history
+from reports.quality import curve
+from reports.schema import Report
+from reports.write import write_reports
+
+FOLDER = "control"
+"""Below the directory of the run that it is the control of."""
+
+EVALUATED = "evaluate_every"
+
+Carry = Callable[[Experiment, RunDir], None]
+"""Runs an experiment to its end."""
+
+
+def prepare(
+    checked: Checked,
+    *,
+    base: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Checked | None:
+    """The control that ``checked`` asks for, or None. ``base`` is the folder of its spec.
+
+    Raises :class:`SpecError` when there is no such experiment, or nothing would be measured.
+    """
+    asked = checked.spec.head.control
+    if not asked:
+        return None
+    if asked is True:
+        found = check(_without_faults(checked), checked.seed, overrides)
+    else:
+        draft = catalogue.find(_beside(asked, base), gates=GATES)
+        head = draft.head and draft.head.model_copy(update={"control": None})
+        found = check(replace(draft, head=head), checked.seed)
+    never = [
+        f"control: {who} is never evaluated; set {EVALUATED} in its target's params"
+        for who, one in ((checked.spec.name, checked), (found.spec.name, found))
+        if not one.target.params.get(EVALUATED)
+    ]
+    if never:
+        raise SpecError(checked.spec.name, list(dict.fromkeys(never)))
+    return found
+
+
+def _beside(name: str, base: Path | None) -> str:
+    file = base / name if base is not None else None
+    return str(file) if file is not None and file.is_file() else name
+
+
+def _without_faults(checked: Checked) -> Draft:
+    spec = checked.spec
+    return Draft(
+        f"{spec.name}-control",
+        f"# The control: without the faults and gates below.\n{spec.text}",
+        spec.head.model_copy(update={"control": None}),
+        spec.target,
+        (),
+        {},
+        (),
+    )
+
+
+def carry_out(control: Checked, out: Path, carry: Carry, *, runtime: str | None = None) -> Report:
+    """Run the control in ``out`` and report on it."""
+    run_id = new_run_id()
+    experiment = compose(control, run=run_id, directory=out, runtime=runtime)
+    rundir = RunDir.create(out, control.spec, run_id, control.seed)
+    carry(experiment, rundir)
+    return write_reports(rundir.path)
+
+
+def measured(directory: Path) -> ControlMeasured:
+    """What the run in ``directory`` has to say as a control.
+
+    Raises ``harness.errors.JournalError`` when there is none.
+    """
+    history = read_history(directory)
+    verdict = analyse(history).report.verdict
+    return ControlMeasured(
+        t_ns=0,
+        name=history.run.experiment,
+        run=history.run.run,
+        outcome=verdict.outcome,
+        conclusive=verdict.conclusive,
+        points=tuple(
+            Measured(tokens=p.tokens, loss=p.loss, accuracy=p.accuracy) for p in curve(history)
+        ),
+    )
