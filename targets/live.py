@@ -171,8 +171,8 @@ class Driver:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._sleeping_until_ns = 0
-        self._later: list[Send] = []
-        """Sent right before the last job that lane ``main`` has; see :meth:`_work`."""
+        self._later: list[Note | Send] = []
+        """What was put off, see :meth:`_work`; nothing else is told before it."""
         self._deferring = False
         self._lanes: dict[str, queue.SimpleQueue[Any]] = {}
         self._transport = parts.transport(self)
@@ -218,7 +218,7 @@ class Driver:
 
     def _stop(self, code: int) -> None:
         if self.code is None:
-            self._send_later()
+            self._catch_up()
             self.code = code
             self._unit.stopping.set()
             self._wake.notify_all()
@@ -265,19 +265,16 @@ class Driver:
 
     def _carry_out(self, effect: Any) -> None:
         match effect:
-            case Note(event):
-                self._emit(event)
-                return
             case Work(job, lane):
                 self._lane(lane).put((job, self._bound(job, lane)))
                 return
-            case Send() if self._deferring:
+            case Note() | Send() if self._deferring:
                 self._later.append(effect)
                 return
-        self._send_later()
+        self._catch_up()
         match effect:
-            case Send(peer, message):
-                self._transport.send(peer, message)
+            case Note() | Send():
+                self._tell(effect)
             case Save(key, value):
                 self._save(key, value)
             case Disconnect(peer, why):
@@ -290,10 +287,16 @@ class Driver:
             case _:
                 raise TypeError(f"{effect!r} is no effect")
 
-    def _send_later(self) -> None:
+    def _tell(self, effect: Note | Send) -> None:
+        if isinstance(effect, Send):
+            self._transport.send(effect.peer, effect.message)
+        else:
+            self._emit(effect.event)
+
+    def _catch_up(self) -> None:
         later, self._later = self._later, []
         for effect in later:
-            self._transport.send(effect.peer, effect.message)
+            self._tell(effect)
 
     def _save(self, key: str, value: Any) -> None:
         """Not before it is durable does anything else happen: tried until there is space.
@@ -338,16 +341,17 @@ class Driver:
         return lane
 
     def _work(self, name: str, lane: queue.SimpleQueue[Any]) -> None:
-        """Job after job. What the node sends when one of lane ``main`` is done goes out, in order,
-        when the last of those that follow begins: the threads that send want the interpreter, and
-        get it while a step computes instead of before it."""
+        """Job after job. What the node tells when one of lane ``main`` is done and others follow
+        goes out, in order, when the last of them begins, and from another thread: to wake up who
+        hears it takes a while, and who was woken wants the interpreter. Both is for free while a
+        step computes."""
         main = name == "main"
         publish = getattr(self._worker, "publish", None) if main else None
         while (item := lane.get()) is not None and self.code is None:
             job, call = item
             if main and self._later and lane.empty():
                 with self._lock:
-                    self._send_later()
+                    self._wake.notify()
             event: Input
             try:
                 event = WorkDone(job, call())
@@ -361,12 +365,13 @@ class Driver:
                 self._handle(event)
                 self._deferring = False
                 if lane.empty():
-                    self._send_later()
+                    self._catch_up()
 
     def _tick(self) -> None:
         while self.code is None:
             self._unit.tuning()
             with self._wake:
+                self._catch_up()
                 now_ns = self._now()
                 deadline_ns = self._node.deadline_ns()
                 if deadline_ns is not None and deadline_ns <= now_ns:
