@@ -546,6 +546,8 @@ class RolledBack(Event, frozen=True, kw_only=True):
     clock: int
     digest: str = ""
     why: str = ""
+    donor: str = ""
+    """The learner whose parameters it holds, where the disk gave nothing back."""
 
 
 class UpdateRefused(Event, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any
 from harness import catalogue
 from harness import suite as suites
 from harness.commands import control, resuming, seeds, together
+from harness.commands import replay as replaying
 from harness.commands.progress import Progress
 from harness.compose import Checked, Experiment, check, compose
 from harness.errors import SpecError
@@ -66,6 +67,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="go on from the newest complete checkpoint of the run there, with its seed",
     )
+    parser.add_argument(
+        "--replay", action="store_true", help="replay the run's tape afterwards, for the report"
+    )
     parser.add_argument("--json", action="store_true", help="print report.json, nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -95,7 +99,9 @@ def _together(suite: Suite, options: argparse.Namespace) -> int:
     specs = [together.member(suite, member) for member in suite.together]
     for spec in specs:  # no hour of running before the second one's misspelt name shows
         try:
-            prepare(spec, seed, overrides=parse_settings(options.set))
+            checked = prepare(spec, seed, overrides=parse_settings(options.set))
+            if options.replay:
+                replaying.taped(checked.target.name)
         except SpecError as error:
             problems += [f"{Path(spec).stem}: {p}" for p in error.problems]
     if problems:
@@ -142,6 +148,8 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
     if options.seed is None:
         options = argparse.Namespace(**{**vars(options), "seed": resuming.seed_of(earlier)})
     checked = _checked(options)
+    if options.replay:
+        replaying.taped(checked.target.name)
     wanted = _control(options, checked)
     run_id = new_run_id()
     out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
@@ -177,6 +185,9 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
     elif options.control is not None:
         experiment = replace(experiment, control=control.measured(options.control))
     carry(experiment, rundir)
+    if options.replay:
+        quiet = options.quiet or options.json
+        replaying.keep(rundir.path, replaying.replay(rundir.path, quiet=quiet))
     return write_reports(rundir.path), rundir.path
 
 

@@ -262,7 +262,9 @@ class Replay:
                 found = [content.get(p, v) for p, v in enumerate(self._newest)]
                 self._syncer.run(Restore(tuple(found)))
             case Rollback():
-                result = self._syncer.run(Recommit(op.fragment, op.version))
+                given = self.take(_copy(op.copy)) if op.copy else None
+                payload = given.payloads[STATE_KINDS * op.fragment] if given else None
+                result = self._syncer.run(Recommit(op.fragment, op.version, payload))
                 what = f"fragment {op.fragment} taken back as version {op.version}"
                 self.compare(op.line, what, op.digest, result.digest)
                 self._newest[op.fragment] = op.version
@@ -416,6 +418,8 @@ def _needs(op: Any) -> list[Key]:
         case Load(versions=versions):
             return [_version(p, v) for p, v in enumerate(versions)]
         case Take(copy=copy):
+            return [_copy(copy)]
+        case Rollback(copy=copy) if copy:
             return [_copy(copy)]
     return []
 

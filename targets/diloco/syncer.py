@@ -147,6 +147,8 @@ class Syncer:
         """The step at which each version was committed."""
         self.floor = [0] * params.fragments
         """Per fragment, the version that a damaged disk made necessary; older bases are refused."""
+        self._given_by: dict[int, str] = {}
+        """Fragment to the learner that handed it over."""
         self._lost: dict[int, tuple[int, str]] = {}
         """Fragment to its next version, and why the disk's newest is not good."""
         self._rescue = Rescue(params)
@@ -360,6 +362,7 @@ class Syncer:
             self._out.append(Work(Recommit(p, found.version, fragment.payload)))
 
     def _recommitted(self, job: Recommit, result: Recommitted) -> None:
+            self._given_by[p] = found.donor
         """The last good state is a version of its own, which everybody gets at once."""
         p = job.fragment
         _, why = self._lost.pop(p)
@@ -384,6 +387,7 @@ class Syncer:
         )
         self._open(self.step + 1)
         self._not_before = NEVER
+            donor=self._given_by.pop(p, ""),
         self._open_for_business()
 
     def _resume(self, fragment: int, saved: dict[str, Any]) -> None:

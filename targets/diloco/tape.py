@@ -25,12 +25,14 @@ from harness.events import (
     Joined,
     LastMerged,
     Merged,
+    Resumed,
     RolledBack,
     RunEnded,
     RunStarted,
     StateCopied,
     Step,
     Tampered,
+    UnitNote,
     UnitReady,
 )
 
@@ -90,7 +92,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A donor's whole state was pinned; ``copy`` numbers it."""
+    """A learner's whole state was pinned, for a newcomer or the syncer; ``copy`` numbers it."""
 
     line: int
     copy: int
@@ -122,13 +124,17 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A damaged disk: the fragment as it was in version ``content`` became ``version``."""
+    """A damaged disk: the fragment as it was in version ``content`` became ``version``.
+
+    ``copy`` is the :class:`Copy` of a learner whose parameters it takes instead; else 0.
+    """
 
     line: int
     fragment: int
     version: int
     content: int
     digest: str
+    copy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,11 @@ def build(lines: Iterable[tuple[int, AnyEvent]]) -> Tape:
     run = reading.run
     if run is None:
         raise NoTapeError("the journal lacks its first line: what was run is not known")
+    if reading.resumed:
+        raise NoTapeError(
+            f"the run goes on from a checkpoint of run {reading.resumed}, whose arrays are in no "
+            "journal; a run is replayed from its beginning"
+        )
     if run.target != "diloco":
         raise NoTapeError(f"target {run.target!r} writes no tape; only diloco does")
     if run.params.get("error_feedback"):
@@ -215,7 +226,9 @@ class _Lines:
     """What one life of a learner wrote, in its own order."""
 
     data: int
-    events: list[tuple[int, Joined | Step | Adopted | StateCopied]] = field(default_factory=list)
+    events: list[tuple[int, Joined | Step | Adopted | StateCopied | UnitNote]] = field(
+        default_factory=list
+    )
     answers: dict[int, list[tuple[Answer, Contribution]]] = field(default_factory=dict)
     """By local step."""
 
@@ -226,6 +239,8 @@ class _Reading:
     def __init__(self) -> None:
         self.run: RunStarted | None = None
         self.problems: list[str] = []
+        self.resumed = ""
+        """The earlier run from whose checkpoint this one goes on."""
         self._ended = False
         self._ready: dict[str, int] = {}
         self._lives: dict[_Life, _Lines] = {}
@@ -254,6 +269,10 @@ class _Reading:
             case Tampered():
                 key = (event.unit, event.incarnation, event.fragment, event.step)
                 self._spoilt.setdefault(key, []).append(event)
+            case UnitNote(what="rescue"):  # a learner hands its fragments over
+                self._of(event.unit, event.incarnation).events.append((line, event))
+            case Resumed(run=earlier):
+                self.resumed = earlier
             case RunEnded():
                 self._ended = True
 
@@ -274,10 +293,14 @@ class _Reading:
         self._merges.sort(key=lambda m: m[0])
         syncer = self._syncer()
         copies = self._copies()
+        given = {*copies.values(), *(op.copy for op in syncer if isinstance(op, Rollback))}
         known = {(op.fragment, op.version) for op in syncer if not isinstance(op, Reopen)}
         learners = [
-            LearnerLife(unit, life, lines.data, self._learner(unit, life, lines, copies, known))
+            LearnerLife(
+                unit, life, lines.data, self._learner(unit, life, lines, copies, given, known)
+            )
             for (unit, life), lines in self._lives.items()
+            if unit in self._learners(run)
         ]
         return Tape(run, learners, syncer, tuple(self.problems), not self._ended)
 
@@ -299,7 +322,16 @@ class _Reading:
             if p in lost:
                 continue
             if isinstance(event, RolledBack):
-                out.append(Rollback(line, p, event.version, _content(event), event.digest))
+                copy = self._handed(event)
+                if event.donor and not copy:
+                    lost.add(p)
+                    self.problems.append(
+                        f"line {line} takes fragment {p} from {event.donor}, which does not say "
+                        "when it handed it over"
+                    )
+                    continue
+                content = _content(event)
+                out.append(Rollback(line, p, event.version, content, event.digest, copy))
             elif event.version != newest.get(p, 0) + 1:
                 lost.add(p)
                 self.problems.append(
@@ -311,6 +343,21 @@ class _Reading:
                 out.append(self._commit(line, event))
             newest[p] = event.version
         return out
+
+    def _handed(self, back: RolledBack) -> int:
+        """Line of the copy that a learner handed to the syncer; 0 where there is none."""
+        found = [
+            (event.t_ns, line)
+            for (unit, _), lines in self._lives.items()
+            if unit == back.donor
+            for line, event in lines.events
+            if isinstance(event, UnitNote) and event.t_ns <= back.t_ns
+        ]
+        return max(found)[1] if found else 0
+
+    @staticmethod
+    def _learners(run: RunStarted) -> set[str]:
+        return {unit.name for unit in run.units if unit.role == "learner"}
 
     def _found_older(self, life: int) -> dict[int, int]:
         return {
@@ -366,14 +413,14 @@ class _Reading:
         life: int,
         lines: _Lines,
         copies: Mapping[int, int],
+        given: set[int],
         known: set[tuple[int, int]],
     ) -> list[LearnerOp]:
         assert self.run is not None
         count = len(self.run.fragments)
         following = _Following(f"{unit} (life {life})", lines, copies, known, count)
-        given = set(copies.values())
         for line, event in lines.events:
-            if isinstance(event, StateCopied) and line not in given:
+            if isinstance(event, StateCopied | UnitNote) and line not in given:
                 continue
             following.take(line, event)
             if following.problem:
@@ -387,6 +434,8 @@ class _Reading:
 
 def _content(back: RolledBack) -> int:
     """The version whose arrays a rolled back fragment holds (see ``Syncer._restored``)."""
+    if back.donor:
+        return 0  # any that is always at hand
     return back.before - 1 if back.version == back.before + 1 else back.before
 
 
@@ -416,13 +465,15 @@ class _Following:
         self._from = 0
         """The local step at which the life joined."""
 
-    def take(self, line: int, event: Joined | Step | Adopted | StateCopied) -> None:
+    def take(self, line: int, event: Joined | Step | Adopted | StateCopied | UnitNote) -> None:
         if isinstance(event, Joined):
             self._join(line, event)
         elif not self._joined:
             self._stop(line, "no line says with what state it began")
         elif isinstance(event, Step):
             self._train(line, event)
+        elif isinstance(event, UnitNote):
+            self.ops.append(Copy(line, line))
         elif event.step != self._step:
             self._stop(line, f"it speaks of local step {event.step} after step {self._step}")
         elif isinstance(event, StateCopied):

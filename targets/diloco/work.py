@@ -533,10 +533,11 @@ class SyncerWorker:
             merged = None
         if merged is None or not merged.finite:
             return MergeResult(None, refused, "", merged is None, rule)
-        self._usual[job.fragment].learn(merged.norms)
         payload = self._commit(job.fragment, job.version, merged)
         digest = codec.digest([merged.theta])
         return MergeResult(payload, refused, digest, True, rule)
+        # Not of a merge that could not be kept: it will be done again.
+        self._usual[job.fragment].learn(merged.norms)
 
     def _usable(self, job: Merge, refused: dict[str, str]) -> dict[str, tuple[float, Flat]]:
         """Unit to (weight, fragment), by unit name: sums are taken in this order."""
