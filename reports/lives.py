@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from harness.events import Adopted, Event, Joined, Step, UnitExited, Waited
+from harness.events import Adopted, Event, Joined, Resumed, Step, UnitExited, Waited
 
 E = TypeVar("E", bound=Event, covariant=True)
 
@@ -39,6 +39,8 @@ class Life:
     import_ns: int = 0
     compile_ns: int = 0
     joined: Seen[Joined] | None = None
+    resumed: Seen[Resumed] | None = None
+    """Set when it goes on from an earlier run's checkpoint."""
     exit: Seen[UnitExited] | None = None
     asked_to_end: str = ""
     """Why the unit said it would end, in its own words; empty for a sudden end."""

@@ -152,7 +152,8 @@ def _merge_faults(history: History, merge: Seen[Merged], limit: int | None) -> l
             found.append(f"{where}: c_steps is {part.c_steps}")
         elif not isclose(part.weight, expected, rel_tol=1e-9, abs_tol=0.0):
             found.append(f"{where}: weight is {part.weight}, c_tokens^2/c_steps is {expected}")
-        if limit is not None and part.base_clock < event.clock - limit:
+        newest = part.base_version == event.version - 1  # nothing newer was there to build on
+        if limit is not None and not newest and part.base_clock < event.clock - limit:
             age = event.clock - part.base_clock
             found.append(f"{where}: based on a version {age} steps old, the bound is {limit}")
         dead = _dead_before(history, event, part)

@@ -21,6 +21,7 @@ def rise_by_one(e: Evidence) -> Finding:
     found: Violations = []
     notes: list[str] = []
     for fragment, merges in _by_fragment(history).items():
+        found += _across_seam(history, fragment, merges[0])
         for before, after in pairwise(merges):
             step = after.event.version - before.event.version
             if step == 1 or _replaced(history, before, after):
@@ -40,6 +41,21 @@ def rise_by_one(e: Evidence) -> Finding:
     return verdict_of(found, holds(good + note, last))
 
 
+def _across_seam(history: History, fragment: int, first: Seen[Merged]) -> Violations:
+    """The first version after an earlier run's checkpoint is one above the one in it."""
+    if history.seam is None:
+        return []
+    before, version = history.seam.event.versions[fragment], first.event.version
+    lives = first.event.incarnation - history.seam.event.incarnation
+    replaced = any(
+        b.event.fragment == fragment and b.event.version < version for b in history.rolled_back
+    )
+    if before < version <= before + 1 + lives or (replaced and version > before):
+        return []
+    text = f"fragment {fragment} went from version {before} of the checkpoint to {version}"
+    return [(text, (history.seam.line, first.line))]
+
+
 def _replaced(history: History, before: Seen[Merged], after: Seen[Merged]) -> bool:
     """Whether a damaged disk made the syncer go on from an older state between the two."""
     return any(
@@ -51,7 +67,9 @@ def _replaced(history: History, before: Seen[Merged], after: Seen[Merged]) -> bo
 
 def _learners(history: History) -> Violations:
     found: Violations = []
-    newest = {f: m[-1].event.version for f, m in _by_fragment(history).items()}
+    seam = history.seam.event.versions if history.seam is not None else ()
+    newest = dict(enumerate(seam))
+    newest |= {f: m[-1].event.version for f, m in _by_fragment(history).items()}
     for seen_back in history.rolled_back:
         back = seen_back.event
         newest[back.fragment] = max(newest.get(back.fragment, 0), back.version)
@@ -60,6 +78,9 @@ def _learners(history: History) -> Violations:
     for unit in history.learners:
         held: dict[int, tuple[int, int]] = {}
         for life in history.lives.get(unit, ()):
+            if life.resumed is not None:
+                rows = enumerate(life.resumed.event.versions)
+                held = {p: (version, life.resumed.line) for p, version in rows}
             for seen in life.adopted:
                 event = seen.event
                 version, line = held.get(event.fragment, (-1, 0))

@@ -81,6 +81,7 @@ def seam_of(
         marker=syncer.marker,
         fragments=tuple(fragments),
         merged_through={name: tuple(row["through"]) for name, row in merged.items()},
+        positions={name: row["position"] for name, row in merged.items()},
         in_flight={name: tuple(found) for name, found in sorted(messages.items())},
         lives=dict(lives),
         digests={f"fragment-{p}": f[0].digest for p, f in enumerate(syncer.payloads)},

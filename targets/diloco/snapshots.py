@@ -60,6 +60,9 @@ class Seam:
     first life here of each one that has a part goes on from it."""
     merged_through: dict[str, tuple[int, ...]]
     """Learner that has a part to the last local step merged into each fragment."""
+    positions: dict[str, int]
+    """Learner that has a part to the last local step that it had reported: no news when it comes
+    again."""
     in_flight: dict[str, tuple[Report | Push, ...]]
     """Learner to the messages recorded of it, of its first life here."""
     lives: dict[str, int]

@@ -113,7 +113,7 @@ def test_json_has_the_names_of_the_contract(report) -> None:  # type: ignore[no-
     assert set(healing.split()) <= set(value["healing"][0])
     assert {"name", "valid", "why", "events"} <= set(value["invariants"][0])
     assert {"name", "value", "bound", "ok"} <= set(value["gates"][0])
-    assert len(value["invariants"]) == 13
+    assert len(value["invariants"]) == 14
     assert tuple(value["goodput"]["ledger_s"]) == LABELS
 
 

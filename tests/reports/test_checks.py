@@ -67,13 +67,13 @@ def merge_number(events: Events, number: int) -> ev.Merged:
 
 def test_a_good_journal_breaks_nothing() -> None:
     found = checks_of(good())
-    assert len(found) == len(CHECKS) == 13
+    assert len(found) == len(CHECKS) == 14
     held = [i.name for i in found.values() if i.asked]
     assert held == HOLDING
     for name in held:
         assert found[name].valid is True, (name, found[name].why)
         assert found[name].events or name == "blast-radius"
-    for name in ("nothing-lost", "recovered-state", "replay", "control"):
+    for name in ("nothing-lost", "recovered-state", "checkpoints", "replay", "control"):
         assert found[name].valid == "unknown"
         assert not found[name].asked
         assert found[name].why.startswith("not asked: ")
@@ -149,7 +149,10 @@ def same_twice(events: Events) -> Events:
 
 
 def too_old(events: Events) -> Events:
-    return change(events, ev.Merged, lambda m: part_of(m, base_clock=m.clock - 201), -1)
+    def old(m: ev.Merged) -> ev.Merged:
+        return part_of(m, base_clock=m.clock - 201, base_version=m.version - 2)
+
+    return change(events, ev.Merged, old, -1)
 
 
 def light(events: Events) -> Events:

@@ -23,8 +23,8 @@ def test_a_pass() -> None:
     suite = root.find("testsuite")
     assert suite is not None
     cases = suite.findall("testcase")
-    # The verdict, 13 checks and one gate.
-    assert suite.get("tests") == "15" == str(len(cases))
+    # The verdict, 14 checks and one gate.
+    assert suite.get("tests") == "16" == str(len(cases))
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
     found = {p.get("name"): p.get("value") for p in suite.findall("properties/property")}
