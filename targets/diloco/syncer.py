@@ -186,6 +186,7 @@ class Syncer:
         self._pending: dict[str, Peer] = {}
         self._admitted: dict[str, tuple[Push, int]] = {}
         self._answered: dict[str, Peer] = {}
+        self._asked = self._empty = 0
         self._excluded: dict[str, str] = {}
         self._job: Merge | None = None
         self._on_input: dict[type[Any], Callable[[Any], None]] = {
@@ -276,7 +277,9 @@ class Syncer:
         self._repeat_last(event.saved)
         step = max(*self.committed, self._snapshots.restarted(event.saved, first)) + 1
         if self._lost:
-            step += self.params.sync_every  # nor the step of a merge that is not known any more
+            # Nor the step of a merge that is not known any more; where learners wait for merges,
+            # beyond every step of theirs, so that they learn that theirs is over.
+            step += self.params.sync_every * (2 if self.params.blocking else 1)
         self._open(step)
         self._attempt = self._opened
         if first is not None:
@@ -291,6 +294,9 @@ class Syncer:
 
     def _resumed(self, seam: Seam) -> None:
         self._in_flight = dict(seam.in_flight)
+        for name, position in seam.positions.items():
+            if name in self.roster.by_name:
+                self.roster.by_name[name].position = position
         self._out.append(Save(SEAM, _taken_over(seam)))
         self._note(
             Resumed,
@@ -359,10 +365,10 @@ class Syncer:
             p = fragment.fragment
             self.versions[p] = found.held
             self._lost[p] = (found.version, _why_lost(found))
+            self._given_by[p] = found.donor
             self._out.append(Work(Recommit(p, found.version, fragment.payload)))
 
     def _recommitted(self, job: Recommit, result: Recommitted) -> None:
-            self._given_by[p] = found.donor
         """The last good state is a version of its own, which everybody gets at once."""
         p = job.fragment
         _, why = self._lost.pop(p)
@@ -384,10 +390,10 @@ class Syncer:
             clock=self.step,
             digest=result.digest,
             why=why,
+            donor=self._given_by.pop(p, ""),
         )
         self._open(self.step + 1)
         self._not_before = NEVER
-            donor=self._given_by.pop(p, ""),
         self._open_for_business()
 
     def _resume(self, fragment: int, saved: dict[str, Any]) -> None:
@@ -690,6 +696,7 @@ class Syncer:
         self._pull_until = self._now + self.params.pull_ms_max * 1_000_000
         self._admitted = {}
         self._answered = {}
+        self._asked = self._empty = 0
         self._excluded = {}
         self._pending = {}
         self.phase = Phase.PULL
@@ -698,6 +705,7 @@ class Syncer:
             if peer.fresh:
                 peer.fresh = False
                 self._pending[peer.name] = peer
+                self._asked += 1
                 self._send(peer, pull)
             elif peer.training:
                 self._excluded[peer.name] = f"no report since step {self.step} opened"
@@ -723,6 +731,7 @@ class Syncer:
         self._answered[peer.name] = peer
         if push.incarnation == peer.incarnation and push.c_steps == 0:
             self._excluded[peer.name] = f"no step since it adopted fragment {p}"
+            self._empty += 1
         else:
             self._judge(peer, push)
         if not self._pending:
@@ -768,7 +777,10 @@ class Syncer:
     def _settle(self) -> None:
         """Nobody is left to wait for: merge what came, or collect anew when it is too little."""
         if len(self._admitted) < self.params.quorum:
-            self._retry("too few fragments came")
+            if self.params.blocking and 0 < self._empty == len(self._answered) == self._asked:
+                self._nothing_new()
+            else:
+                self._retry("too few fragments came")
             return
         inputs = tuple(
             MergeInput(name, weight(push.c_tokens, push.c_steps), push.payload, push.base_version)
@@ -778,6 +790,19 @@ class Syncer:
         self._job = Merge(self.step, p, self.versions[p] + 1, inputs)
         self.phase = Phase.MERGE
         self._out.append(Work(self._job))
+
+    def _nothing_new(self) -> None:
+        """Nobody trained since adopting the fragment, and nobody will: they wait for this merge.
+
+        It happens after a rollback. The step is closed without one, which lets them go on.
+        """
+        detail = f"step {self.step}: nobody has trained since adopting fragment {self._fragment}"
+        self._note(UnitNote, what="nothing-to-merge", detail=detail)
+        self._open(self.step + 1)
+        self._cut()
+        for peer in self.roster.peers:  # none waits for another message before it may go on
+            if peer.greeted and not peer.awaiting:
+                self._send(peer, Heartbeat(peer.link.probe(self._now), False, self._clock.read()))
 
     def _retry(self, why: str) -> None:
         """Collect for the same step again.
@@ -933,6 +958,7 @@ class Syncer:
                     "incarnation": peer.incarnation,
                     "through": list(peer.merged_through),
                     "contributed": list(peer.contributed),
+                    "position": peer.position,
                 }
                 for peer in peers
             },
