@@ -23,6 +23,7 @@ from harness.events import (
 from reports.seam import across
 from targets.diloco import resuming
 from targets.diloco.checkpointing import Checkpointing
+from targets.diloco.checkpoints import MemoryCheckpoints, Part
 from targets.diloco.snapshots import Seam, Snapshots
 from tests.simulation.cuts import SYNCER, Run
 from tests.simulation.helpers import experiment, fault
@@ -58,7 +59,7 @@ def drawn(seed: int, **params: Any) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(10))
 def test_every_cut_is_consistent_whatever_happens(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,10 +123,35 @@ def test_nothing_is_checkpointed_unless_asked_for(
     assert not (tmp_path / "run" / resuming.FOLDER).exists()
 
 
+@pytest.mark.parametrize("unit", ["learner-1", SYNCER])
+def test_a_disk_that_fails_costs_the_part_and_not_the_run(
+    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = MemoryCheckpoints.keep
+
+    def keep(self: MemoryCheckpoints, part: Part, read: Any) -> Part:
+        if part.unit == unit and 20 <= part.marker <= 30:
+            raise OSError("no space left")
+        return sound(self, part, read)
+
+    monkeypatch.setattr(MemoryCheckpoints, "keep", keep)
+    run = Run(experiment(duration_s=12, checkpoint_every=10), 3, tmp_path / "run", monkeypatch)
+    assert run.violations() == []
+    told = [n.detail for n in run.of(UnitNote, unit) if n.what == "checkpoint-failed"]
+    assert len(told) == 2
+    assert all("no space left" in detail for detail in told)
+    done = {c.marker: c for c in run.of(SnapshotComplete)}
+    if unit == SYNCER:
+        assert not done.keys() & {20, 30}
+    else:
+        assert "no space left" in done[20].omitted[unit]
+    assert unit in {**done[40].members, SYNCER: 1}
+
+
 # --- resuming -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_resumed_run_goes_on_and_counts_nothing_twice(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
