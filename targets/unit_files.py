@@ -117,11 +117,12 @@ class StateDir:
         """Make ``value`` (JSON-like values and bytes; tuples come back as lists) durable."""
         data = msgspec.msgpack.encode(value)
         path, older = self._file(key), self._file(key).with_suffix(".old")
-        if key in self.damaged:
-            # What is damaged must not become the value before; until the next save both are new.
+        if key in self.damaged or not path.exists():
+            # What is damaged must not become the value before, and where there is none a damage
+            # would leave nothing: until the next save both are the new value.
             self._replace(older, _digest(data) + data)
             self._replace(path, _digest(data) + data)
-            del self.damaged[key]
+            self.damaged.pop(key, None)
         else:
             self._replace(path, _digest(data) + data, keep=older)
 

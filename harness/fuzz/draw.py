@@ -108,7 +108,7 @@ def _fault(rng: Random, learners: list[str]) -> Table:
     at_s = round(rng.uniform(0.5, WINDOW_S - 5), 2)
     for_s = round(min(rng.choice((0.3, 1.0, 2.5, 6.0, 12.0)) * rng.uniform(0.5, 1.5), 20.0), 2)
     kind = rng.choice(_KINDS)
-    syncer = kind in _SYNCER_TOO and rng.random() < 0.25
+    syncer = kind in _DURABLE or (kind in _SYNCER_TOO and rng.random() < 0.25)
     fault: Table = {
         "kind": kind,
         "where": ["syncer" if syncer else rng.choice(learners)],
@@ -120,14 +120,17 @@ def _fault(rng: Random, learners: list[str]) -> Table:
     return fault
 
 
-_AT_ONCE = {"kill", "terminate", "crash_loop"}
-_SYNCER_TOO = {"kill", "terminate", "crash_loop", "pause"}
+_DURABLE = {"lose_checkpoint", "corrupt_checkpoint", "torn_write", "disk_full"}
+"""Of the syncer: learners keep nothing that outlives them."""
+_AT_ONCE = {"kill", "terminate", "crash_loop", "oom"} | _DURABLE - {"disk_full"}
+_SYNCER_TOO = {"kill", "terminate", "crash_loop", "pause", "oom"}
 _KINDS = (
     *("kill",) * 4,
     *("terminate", "crash_loop", "hang", "straggle", "throttle", "bandwidth", "cut", "flap"),
     *("duplicate_update", "stale_update", "corrupt_update"),
     *("pause", "partition", "partition_oneway", "stall", "reset") * 2,
     *("refuse", "latency", "disconnect"),
+    *("oom", "lose_checkpoint", "corrupt_checkpoint", "torn_write", "disk_full"),
 )
 _OWN = {
     "terminate": lambda rng: {"grace_s": rng.choice((0.2, 2.0, 10.0))},

@@ -75,10 +75,10 @@ class Disk:
 
     def _write(self, key: str, value: Any) -> None:
         # What is damaged is not kept as the value before; see targets.unit_files.StateDir.
-        if key in self.damaged:
+        if key in self.damaged or key not in self._values:
             self._before[key] = value
-            del self.damaged[key]
-        elif key in self._values:
+            self.damaged.pop(key, None)
+        else:
             self._before[key] = self._values[key]
         self._values[key] = value
         self._order = [k for k in self._order if k != key] + [key]
@@ -117,10 +117,7 @@ class Disk:
         key = self._order[-1]
         if key not in self.damaged:
             self.damaged[key] = "cut short" if how == "tear" else "wrong digest"
-            if key in self._before:
-                self._values[key] = self._before[key]
-            else:
-                del self._values[key]
+            self._values[key] = self._before[key]
         return f"{key}: {self.damaged[key]}"
 
     def saved(self) -> Mapping[str, Any]:

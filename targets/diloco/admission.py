@@ -65,7 +65,8 @@ def admit(push: Push, want: Expected) -> tuple[bool, str]:
     if push.fragment != want.fragment:
         return False, f"layout: holds fragment {push.fragment}, asked for {want.fragment}"
     age = want.step - push.base_clock
-    if age > want.stale_limit:
+    if age > want.stale_limit and push.base_version != want.version:
+        # (What builds on the newest version is as new as can be, whatever steps were skipped.)
         # First of what may be said of old content: it is also likely to have been merged already.
         return False, f"stale: its base is {age} steps old, the bound is {want.stale_limit}"
     if push.since_step < want.merged_through:

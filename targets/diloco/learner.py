@@ -150,6 +150,10 @@ class Learner:
         """Newest version received, adopted or not."""
         self._awaited = [0] * params.fragments
         """Global step of the newest version received."""
+        self._told = [0] * params.fragments
+        """The syncer's versions when it said welcome."""
+        self._closed = 0
+        """The last global step that it said to have closed (``blocking``)."""
         self._clock = VectorClock()
         self._link = Link(syncer, params)
         # Looked up anew only when it passes: sends and receipts move it later, never earlier.
@@ -374,9 +378,13 @@ class Learner:
         message = event.message
         self._look_for_marker(message)
         self._clock.merge(message.clock)
+        if self.params.blocking:
+            self._closed = max(self._closed, message.clock.get(self.syncer, 0))
         handler = self._on_message.get(type(message))
         if handler is not None:
             handler(message)
+        if self._waiting_since is not None and self._may_pass():
+            self._go_on()
 
     def _heartbeat(self, message: Heartbeat) -> None:
         if not message.echo:
@@ -394,6 +402,7 @@ class Learner:
             )
             return
         self._syncer_life = welcome.incarnation
+        self._told = list(welcome.versions)
         self._note(LinkUp, peer=self.syncer)
         self._welcomed = True
         self._answer_by = NEVER
@@ -718,7 +727,10 @@ class Learner:
         fragment = self._schedule[self.step % self.params.sync_every]
         if fragment is None or self._report is None:
             return True
-        return self._awaited[fragment] >= self.step
+        if self._awaited[fragment] >= self.step:
+            return True
+        # Closed without a merge, or skipped by a syncer that had lost something: it never comes.
+        return self._closed >= self.step and self._known[fragment] >= self._told[fragment]
 
     def _note_waiting(self, how: str) -> None:
         if self._waiting_since is not None:

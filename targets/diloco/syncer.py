@@ -186,7 +186,7 @@ class Syncer:
         self._pending: dict[str, Peer] = {}
         self._admitted: dict[str, tuple[Push, int]] = {}
         self._answered: dict[str, Peer] = {}
-        self._asked = self._empty = 0
+        self._empty = 0
         self._excluded: dict[str, str] = {}
         self._job: Merge | None = None
         self._on_input: dict[type[Any], Callable[[Any], None]] = {
@@ -696,7 +696,7 @@ class Syncer:
         self._pull_until = self._now + self.params.pull_ms_max * 1_000_000
         self._admitted = {}
         self._answered = {}
-        self._asked = self._empty = 0
+        self._empty = 0
         self._excluded = {}
         self._pending = {}
         self.phase = Phase.PULL
@@ -705,7 +705,6 @@ class Syncer:
             if peer.fresh:
                 peer.fresh = False
                 self._pending[peer.name] = peer
-                self._asked += 1
                 self._send(peer, pull)
             elif peer.training:
                 self._excluded[peer.name] = f"no report since step {self.step} opened"
@@ -777,7 +776,8 @@ class Syncer:
     def _settle(self) -> None:
         """Nobody is left to wait for: merge what came, or collect anew when it is too little."""
         if len(self._admitted) < self.params.quorum:
-            if self.params.blocking and 0 < self._empty == len(self._answered) == self._asked:
+            able = self.params.learners - self._empty
+            if self.params.blocking and able < self.params.quorum:
                 self._nothing_new()
             else:
                 self._retry("too few fragments came")
@@ -792,11 +792,11 @@ class Syncer:
         self._out.append(Work(self._job))
 
     def _nothing_new(self) -> None:
-        """Nobody trained since adopting the fragment, and nobody will: they wait for this merge.
-
-        It happens after a rollback. The step is closed without one, which lets them go on.
+        """Too few have trained since they adopted the fragment, and the others will not: they wait
+        for this merge. It happens after a rollback. The step is closed without one, which lets
+        them go on, and what was trained is merged with the next.
         """
-        detail = f"step {self.step}: nobody has trained since adopting fragment {self._fragment}"
+        detail = f"step {self.step}: {self._empty} learners adopted fragment {self._fragment} last"
         self._note(UnitNote, what="nothing-to-merge", detail=detail)
         self._open(self.step + 1)
         self._cut()

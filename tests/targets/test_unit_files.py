@@ -144,8 +144,24 @@ def test_state_of_which_nothing_good_is_left_is_refused_by_name(
     state.save("k", {"version": 3})
     (path,) = tmp_path.glob("saved-*.bin")
     spoil(path, damage)
+    assert state.load() == {"k": {"version": 3}}, "the first value has a copy"
+    spoil(path.with_suffix(".old"), damage)
     with pytest.raises(DamagedState, match=path.name):
         state.load()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_was_damaged_is_never_the_value_before(tmp_path: Path, damage: str) -> None:
+    """One damage after the other, each in the newest value: one save lies between them."""
+    for version in (1, 2):
+        StateDir(tmp_path).save("k", version)
+    for version in (4, 6, 8):
+        state = StateDir(tmp_path)
+        state.load()
+        state.save("k", version)
+        (path,) = tmp_path.glob("saved-*.bin")
+        spoil(path, damage)
+        assert StateDir(tmp_path).load()["k"] >= version - 2
 
 
 def test_a_death_between_the_two_renames_of_a_save_loses_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Durable state is lost or damaged while the syncer is dead, disks are full, memory runs out."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from harness.events import FaultEnded, FaultExecuted, Merged, RolledBack, Step, UnitExited
+from targets.diloco.rescue import EPOCH
+from tests.simulation.helpers import Story, experiment, fault
+
+DAMAGE = ("corrupt_checkpoint", "torn_write")
+TRAINERS = ("scripted", "quadratic")
+S = 1_000_000_000
+
+
+def sound(story: Story) -> Story:
+    """No promise is broken, every fault showed, and no version comes twice."""
+    assert story.violations() == []
+    facts = {f.window.fault: f for f in story.analysis.facts}
+    assert [name for name, f in facts.items() if f.effect is None] == []
+    seen = [(e.fragment, e.version) for e in story.of(Merged)]
+    seen += [(e.fragment, e.version) for e in story.of(RolledBack)]
+    assert len(seen) == len(set(seen))
+    return story
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_to_the_newest_state_costs_one_version(kind: str, trainer: str) -> None:
+    story = sound(Story(experiment(fault(kind, "syncer", 6), trainer=trainer)))
+    (back,) = story.of(RolledBack)
+    died = story.of(UnitExited, "syncer")[0].t_ns
+    newest = max(
+        m.version for m in story.of(Merged) if m.fragment == back.fragment and m.t_ns < died
+    )
+    assert back.version == newest + 1
+    assert any(m.version == newest + 2 and m.fragment == back.fragment for m in story.of(Merged))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_lost_disk_is_made_up_for_by_what_learners_hold(trainer: str, blocking: bool) -> None:
+    own: dict[str, Any] = {"trainer": trainer, "blocking": blocking, "quorum": 4 if blocking else 1}
+    story = sound(Story(experiment(fault("lose_checkpoint", "syncer", 6), **own)))
+    died = story.of(UnitExited, "syncer")[0].t_ns
+    backs = story.of(RolledBack)
+    assert {b.fragment for b in backs} == {0, 1, 2, 3}
+    for back in backs:
+        newest = max(
+            m.version for m in story.of(Merged) if m.fragment == back.fragment and m.t_ns < died
+        )
+        assert (back.version, back.before) == (EPOCH, newest), "nothing was lost"
+    merged = [m for m in story.of(Merged) if m.t_ns > died]
+    assert {c.unit for m in merged for c in m.contributions} == {f"learner-{i}" for i in range(4)}
+    if not blocking:
+        back_ns = backs[0].t_ns
+        assert all(
+            len([s for s in story.of(Step, f"learner-{i}") if died < s.t_ns < back_ns]) >= 3
+            for i in range(4)
+        ), "learners train on meanwhile"
+
+
+def test_what_nobody_who_is_there_holds_is_not_made_up_for_and_comes_back_as_old() -> None:
+    """The only learner that was heard lately is cut off when the disk is lost."""
+    cut = [fault("partition", f"learner-{i}", 4, 8) for i in (1, 2, 3)]
+    away = fault("partition", "learner-0", 9.5, 12)
+    story = Story(experiment(*cut, away, fault("lose_checkpoint", "syncer", 9.7)))
+    assert story.violations() == []
+    answers = {a.check.name: a.finding.valid for a in story.analysis.answers}
+    assert answers["versions"] is answers["one-author"] is answers["tokens-once"] is True
+    seen = [(e.fragment, e.version) for e in story.of(Merged)]
+    assert len(seen) == len(set(seen))
+    late = [m for m in story.of(Merged) if m.t_ns > story.when("f5", FaultExecuted) + 14 * S]
+    assert any(c.unit == "learner-0" for m in late for c in m.contributions)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_nothing_is_merged_while_the_disk_is_full_and_learners_train_on(trainer: str) -> None:
+    story = sound(Story(experiment(fault("disk_full", "syncer", 6, 4), trainer=trainer)))
+    begin, end = story.when("f1", FaultExecuted), story.when("f1", FaultEnded)
+    assert [m for m in story.of(Merged) if begin + S // 5 < m.t_ns < end] == []
+    assert [e for e in story.of(UnitExited) if e.t_ns < end] == [], "it ends nobody"
+    for i in range(4):
+        assert len([s for s in story.of(Step, f"learner-{i}") if begin < s.t_ns < end]) >= 18
+    after = [m for m in story.of(Merged) if m.t_ns > end]
+    assert max(c.c_steps for m in after for c in m.contributions) >= 18, "and loses nothing"
+
+
+@pytest.mark.parametrize("at_ms", range(0, 200, 13))
+def test_a_disk_that_fills_up_at_any_instant_of_a_merge(at_ms: int) -> None:
+    slow = {"fsync_ms": [30.0, 90.0]}
+    table = experiment(fault("disk_full", "syncer", 5 + at_ms / 1000, 2), options=slow)
+    sound(Story(table))
+
+
+@pytest.mark.parametrize("unit", ["syncer", "learner-2"])
+def test_out_of_memory_is_told_from_other_deaths(unit: str) -> None:
+    story = sound(Story(experiment(fault("oom", unit, 6), fault("kill", unit, 14))))
+    first, second, *_ = story.of(UnitExited, unit)
+    assert (first.oom, first.signal) == (True, 9)
+    assert (second.oom, second.signal) == (False, 9)
+
+
+@pytest.mark.parametrize("run", range(8))
+def test_one_damage_after_the_other(run: int) -> None:
+    """Each life finds something else wrong: what an earlier damage left must not be used."""
+    draw = Random(run)
+    kinds = [*DAMAGE, "lose_checkpoint", "kill"]
+    faults = [
+        fault(draw.choice(kinds), "syncer", round(2 + 3 * k + draw.uniform(0, 2.5), 3))
+        for k in range(9)
+    ]
+    own: dict[str, Any] = {"trainer": draw.choice(TRAINERS), "quorum": draw.choice((1, 2, 4))}
+    if draw.random() < 0.4:
+        own |= {"blocking": True, "quorum": 4}
+    story = Story(experiment(*faults, **own), run)
+    assert story.violations() == []
+    seen = [(e.fragment, e.version) for e in story.of(Merged)]
+    assert len(seen) == len(set(seen))
+
+
+def test_state_faults_repeat_byte_for_byte() -> None:
+    faults = [
+        fault(kind, "syncer", 4 + 5 * i) for i, kind in enumerate((*DAMAGE, "lose_checkpoint"))
+    ]
+    table = experiment(*faults, fault("disk_full", "syncer", 20, 3))
+    assert Story(table, 3).ran.journal == Story(table, 3).ran.journal
