@@ -362,8 +362,10 @@ class Driver:
                 if publish is not None:
                     publish()
                 self._deferring = main
-                self._handle(event)
-                self._deferring = False
+                try:
+                    self._handle(event)
+                finally:
+                    self._deferring = False
                 if lane.empty():
                     self._catch_up()
 

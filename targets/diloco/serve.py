@@ -83,6 +83,7 @@ def _learner(unit: Unit) -> Parts:
     began_ns = time.monotonic_ns()
     from targets.diloco.accelerator import Pacer, StopSleeper
     from targets.diloco.checkpointing import Resuming
+    from targets.diloco.early import EarlySink
     from targets.diloco.learner import Learner
     from targets.diloco.peers import LearnerLinks
     from targets.diloco.resuming import part_told
@@ -127,6 +128,7 @@ def _learner(unit: Unit) -> Parts:
     worker.keeper = _keeper(unit, digest)
     imported_ns = time.monotonic_ns()
     trainer = getattr(worker, "trainer", None)
+    opener = getattr(worker, "opener", None)
     if trainer is not None:
         trainer.warm()
 
@@ -134,7 +136,7 @@ def _learner(unit: Unit) -> Parts:
         links = LearnerLinks(
             _me(unit, params),
             Limits.of_elements(layout.elements),
-            sink,
+            sink if opener is None else EarlySink(sink, opener),
             SYNCER,
             config.peers,
             config.listen if params.recovery == "peer" else "",

@@ -28,6 +28,7 @@ from targets.diloco.accelerator import Paced
 from targets.diloco.anchors import Received, Sent
 from targets.diloco.arrays import Flat, Merged, Outer, Rule
 from targets.diloco.checkpoints import ARRAYS
+from targets.diloco.early import Opener
 from targets.diloco.evaluation import Evaluate, Judged
 from targets.diloco.keeping import Keeper, keeper_of
 from targets.diloco.messages import (
@@ -162,6 +163,7 @@ class LearnerWorker:
             needed="int4" in (params.wire_up, params.wire_down),
             feedback=params.error_feedback,
         )
+        self.opener = Opener(self.layout, self._received)
 
     def warm(self) -> None:
         """Compile what a step needs; before the unit says that it is ready."""
@@ -184,16 +186,16 @@ class LearnerWorker:
             case TrainStep():
                 return self._train()
             case Adopt(fragment=fragment, payload=payload):
-                flat = self._open(fragment, payload)
-                self.trainer.write(fragment, self._split(fragment, flat))
+                flat, tensors = self.opener.open(fragment, payload)
+                self.trainer.write(fragment, tensors)
                 self._received.took(fragment, flat)
                 return None
             case LoadAll(payloads=payloads):
-                flats = [self._open(p, payload) for p, payload in enumerate(payloads)]
-                self.trainer.load([self._split(p, flat) for p, flat in enumerate(flats)])
+                opened = [self.opener.open(p, payload) for p, payload in enumerate(payloads)]
+                self.trainer.load([tensors for _, tensors in opened])
                 self._loaded = True
                 self._received.forget()
-                for p, flat in enumerate(flats):
+                for p, (flat, _) in enumerate(opened):
                     self._received.took(p, flat)
                 return Loaded(dict(self.trainer.digests()))
             case LoadState():
@@ -534,10 +536,10 @@ class SyncerWorker:
         if merged is None or not merged.finite:
             return MergeResult(None, refused, "", merged is None, rule)
         payload = self._commit(job.fragment, job.version, merged)
-        digest = codec.digest([merged.theta])
-        return MergeResult(payload, refused, digest, True, rule)
         # Not of a merge that could not be kept: it will be done again.
         self._usual[job.fragment].learn(merged.norms)
+        digest = codec.digest([merged.theta])
+        return MergeResult(payload, refused, digest, True, rule)
 
     def _usable(self, job: Merge, refused: dict[str, str]) -> dict[str, tuple[float, Flat]]:
         """Unit to (weight, fragment), by unit name: sums are taken in this order."""

@@ -244,6 +244,67 @@ def test_a_read_sees_the_state_that_was_published_when_it_was_asked_for(tmp_path
     rig.join()
 
 
+def test_what_a_step_tells_goes_out_in_order_while_the_next_one_computes(tmp_path: Path) -> None:
+    told: list[Any] = []
+    gate, begun = threading.Event(), threading.Event()
+
+    def second() -> bool:
+        begun.set()
+        return gate.wait(10)
+
+    def react(event: Input, now: int) -> list[Effect]:
+        if isinstance(event, Connected):
+            return [Work("first")]
+        if isinstance(event, Received):
+            return [Send("p", "after")]
+        if isinstance(event, WorkDone) and event.job == "first":
+            return [Note(said), Send("p", "report"), Work("between"), Work(second)]
+        if isinstance(event, WorkDone) and event.job == "between":
+            assert told == [], "told before the last job began"
+        if isinstance(event, WorkDone) and event.job is second:
+            return [Send("p", "idle")]
+        return stopping(event, now)
+
+    said = UnitNote(t_ns=1, unit="u", incarnation=1, what="w")
+    rig = Rig(tmp_path, ScriptedNode(react))
+    rig.transport.send = lambda peer, message: told.append(message)  # type: ignore[method-assign]
+    rig.driver._emit = told.append
+    rig.start()
+    rig.driver.connected("p")
+    assert begun.wait(10), "the second job did not begin"
+    until("told while it runs", lambda: told == [said, "report"])
+    rig.driver.received("p", "m")
+    assert told == [said, "report", "after"]
+    gate.set()
+    until("nothing follows, so it is told at once", lambda: told[-1] == "idle")
+    rig.driver.ask_to_stop()
+    rig.join()
+
+
+def test_nothing_overtakes_what_was_put_off_and_a_stop_loses_none_of_it(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    def react(event: Input, now: int) -> list[Effect]:
+        if isinstance(event, Connected):
+            return [Work("first")]
+        if isinstance(event, WorkDone):
+            after: list[Effect] = [
+                Save("key", {"v": 1}),
+                Send("p", "saved"),
+                Work("more"),
+                Stop("done", 0),
+            ]
+            return [Send("p", "report"), *after]
+        return []
+
+    rig = Rig(tmp_path, ScriptedNode(react))
+    rig.transport.send = lambda peer, message: told.append((message, rig.state.load()))  # type: ignore[method-assign]
+    rig.start()
+    rig.driver.connected("p")
+    assert rig.join() == 0
+    assert told == [("report", {}), ("saved", {"key": {"v": 1}})]
+
+
 def test_a_job_that_fails_is_told_to_the_node(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
