@@ -174,7 +174,9 @@ def as_text(comparison: Comparison, gates: Sequence[GateRow] = ()) -> str:
     rows += [[f"time {f.name}", f.a, f.b, f.change, f.better] for f in comparison.ledger]
     lines = text.columns(rows)
     lines += [f"warning: {w}" for w in comparison.warnings]
-    lines += [f"gate {g.name}: {_gate_value(g)}, {'met' if g.ok else 'not met'}" for g in gates]
+    lines += [
+        f"gate {g.name}: {_gate_value(g)}, {'met' if g.ok else f'not met: {g.why}'}" for g in gates
+    ]
     if comparison.twin is not None:
         words = "AGREE" if comparison.twin.ok else "DISAGREE"
         lines += ["", f"live and simulated twin {words}", *twin_lines(comparison.twin)]
@@ -184,6 +186,8 @@ def as_text(comparison: Comparison, gates: Sequence[GateRow] = ()) -> str:
 
 
 def _gate_value(gate: GateRow) -> str:
+    if gate.unit == "count":
+        return f"{gate.value:g} ({gate.better} {gate.bound:g})"
     value = "unknown" if gate.value is None else f"×{gate.value:.2f}"
     return f"{value} ({gate.better} ×{gate.bound:g})"
 
