@@ -79,6 +79,16 @@ image_label() { # image_label IMAGE LABEL -> its value, empty when there is no s
   docker image inspect --format "{{with index .Config.Labels \"$2\"}}{{.}}{{end}}" "$1" 2>/dev/null || true
 }
 
+image_id() { # image_id IMAGE -> its id, empty when there is no such image
+  docker image inspect --format '{{.Id}}' "$1" 2>/dev/null || true
+}
+
+drop_replaced() { # drop_replaced OLD-ID IMAGE: what had the name before, if that is another image now
+  if [ -n "$1" ] && [ "$1" != "$(image_id "$2")" ]; then
+    docker image rm "$1" >/dev/null 2>&1 || say "$1, which $2 replaces, is still in use and stays"
+  fi
+}
+
 base_image() { # prints the image to build on
   if [ -n "${BASE_IMAGE:-}" ]; then
     echo "$BASE_IMAGE"
@@ -86,7 +96,8 @@ base_image() { # prints the image to build on
   fi
   if [ "$FORCE" = 1 ] || ! docker image inspect "$BASE_TAG" >/dev/null 2>&1; then
     need mmdebstrap "apt-get install mmdebstrap, or name a base: BASE_IMAGE=python:3.11-slim"
-    local suite sources=()
+    local suite sources=() old
+    old=$(image_id "$BASE_TAG")
     suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
     for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.sources; do
       [ -s "$file" ] && sources+=("$file")
@@ -96,6 +107,8 @@ base_image() { # prints the image to build on
       --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
       --dpkgopt='path-exclude=/usr/share/locale/*' "$suite" - "${sources[@]}" \
       | docker import - "$BASE_TAG" >/dev/null
+    # The unit's image may still build on it: removed once that one is replaced, too.
+    echo "$old" >"$OLD_BASE"
   fi
   echo "$BASE_TAG"
 }
@@ -125,12 +138,14 @@ proxy_image() {
     return
   fi
   toxiproxy_binaries
-  local digest
+  local digest old
+  old=$(image_id "$PROXY_TAG")
   digest=$(cat docker/Dockerfile.toxiproxy "$BIN/toxiproxy-server" "$BIN/toxiproxy-cli" | sha256sum | cut -c1-16)
   [ "$(image_label "$PROXY_TAG" diloco-chaos.inputs)" = "$digest" ] && return
   say "building $PROXY_TAG"
   docker build --quiet --file docker/Dockerfile.toxiproxy --label "diloco-chaos.inputs=$digest" \
     --tag "$PROXY_TAG" "$BIN" >/dev/null 2>"$LOG" || { cat "$LOG" >&2; die "cannot build $PROXY_TAG"; }
+  drop_replaced "$old" "$PROXY_TAG"
 }
 
 wheels() {
@@ -155,7 +170,8 @@ wheels() {
 }
 
 unit_image() {
-  local base sources inputs
+  local base sources inputs old
+  old=$(image_id "$UNIT_TAG")
   base=$(base_image)
   wheels
   sources=$("$PYTHON" harness/runtimes/docker_image.py)
@@ -170,8 +186,11 @@ unit_image() {
     --build-arg PIP_ARGS=--no-index --build-arg "SOURCES=$sources" \
     --label "diloco-chaos.inputs=$inputs" --tag "$UNIT_TAG" . >/dev/null 2>"$LOG" \
     || { cat "$LOG" >&2; die "cannot build $UNIT_TAG"; }
-  # The image that had the name before: nothing but its last layers goes away with it.
-  docker image prune --force --filter label=diloco-chaos.inputs >/dev/null
+  drop_replaced "$old" "$UNIT_TAG"
+  drop_replaced "$(cat "$OLD_BASE")" "$base"
+  # The stage with the installed packages has no name. The newest is what the next build reuses.
+  docker image ls --quiet --filter dangling=true --filter label=diloco-chaos.stage=packages \
+    | tail -n +2 | xargs --no-run-if-empty docker image rm >/dev/null 2>&1 || true
 }
 
 FORCE=0
@@ -188,7 +207,8 @@ done
 
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 LOG=$(mktemp)
-trap 'rm -f "$LOG"' EXIT
+OLD_BASE=$(mktemp)
+trap 'rm -f "$LOG" "$OLD_BASE"' EXIT
 
 # One at a time: two would fill the same folders.
 mkdir -p .chaos

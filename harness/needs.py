@@ -102,10 +102,23 @@ def loopback() -> str:
     return ""
 
 
+def memory() -> str:
+    """Whether a control group with a memory limit can be made, which the fault ``oom`` needs."""
+    from harness.runtimes.memory import find_memory
+
+    if find_memory() is not None:
+        return ""
+    return (
+        "no control group with a memory limit can be made here; run as root, or where the memory "
+        "controller is delegated to this user (cgroup v2: in cgroup.subtree_control)"
+    )
+
+
 NEEDS: dict[str, Callable[[], str]] = {
     "docker": engine,
     "toxiproxy": toxiproxy,
     "browser": browser,
     "loopback": loopback,
+    "memory": memory,
 }
 """Name to probe."""

@@ -15,6 +15,7 @@ USED_FOR = {
     "toxiproxy": "links of the process runtime (else the embedded proxy carries them)",
     "browser": "tests that look at the report",
     "loopback": "the process runtime",
+    "memory": "the fault oom in the process runtime",
 }
 REQUIRED = ("loopback",)
 """Without these nothing live works, so doctor exits 4."""

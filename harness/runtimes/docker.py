@@ -20,12 +20,14 @@ from typing import Any
 import docker.errors
 import msgspec
 
-from faults.base import Tuning
+from faults.base import Damage, Tuning
 from harness.errors import ChaosError, ControlError, LaunchError
 from harness.events import HarnessFailed, ResidueFound
 from harness.leftovers import RUN_LABEL, own, start_ticks
 from harness.reaper import Reaper
+from harness.runtimes import state_files
 from harness.runtimes.base import RunContext
+from harness.runtimes.docker_checkpoints import INSIDE, mounted
 from harness.runtimes.docker_common import OFFERS, TUNING_FILE, ContainerRuntime
 from harness.runtimes.docker_engine import GROUP_LABEL, Engine, labels
 from harness.runtimes.docker_image import PACKAGES, ROOT, sources_digest
@@ -49,6 +51,8 @@ SOURCES_LABEL = "diloco-chaos.sources"
 UNIT_PORT = 7000
 """Where a unit that others dial listens, inside its container."""
 PROXY_START_S = 15.0
+UNIT_STOP_S = 10.0
+"""How long a container may take to stop once its unit was killed."""
 UNIT_START_S = 60.0
 """From a container's start to its unit's first line: an interpreter and a few imports."""
 LAST_EVENTS_S = 2.0
@@ -69,7 +73,9 @@ UNIT_ENVIRONMENT = {
 class DockerRuntime(ContainerRuntime):
     """See :class:`harness.runtimes.base.Runtime`."""
 
-    offers = OFFERS | {"absence"}
+    keeps_checkpoints = True
+    """Units write them below the run directory, through mounts."""
+    offers = OFFERS | {"absence", "state"}
 
     def __init__(self, context: RunContext) -> None:
         super().__init__(context)
@@ -79,8 +85,23 @@ class DockerRuntime(ContainerRuntime):
         self._network_: Network | None = None
         self._units: Sequence[UnitSpec] = ()
         self._closed = False
+        self._damages: dict[str, int] = {}
 
     # --- opening ----------------------------------------------------------------------------
+
+    def reach(self) -> None:
+        """See that the engine answers and has the images, before anything is written or started.
+
+        Raises :class:`LaunchError`.
+        """
+        engine = Engine(self._options.engine or None, self._options.call_s)
+        try:
+            for name in (self._options.proxy_image, self._options.image):
+                _image(engine, name)
+        except ControlError as error:
+            raise LaunchError(str(error)) from error
+        finally:
+            engine.close()
 
     def open(self, target: Target) -> None:
         """Start the dead-man, the network, the proxy and every unit, in that order."""
@@ -112,8 +133,8 @@ class DockerRuntime(ContainerRuntime):
 
     def _check_images(self) -> list[str]:
         """Bind mounts that a unit needs because its image holds other sources than ours."""
-        self._image(self._options.proxy_image)
-        attrs = self._image(self._options.image)
+        _image(self._engine, self._options.proxy_image)
+        attrs = _image(self._engine, self._options.image)
         built_from = (attrs["Config"]["Labels"] or {}).get(SOURCES_LABEL, "")
         if self._options.sources == "image" or built_from == sources_digest():
             return []
@@ -123,16 +144,6 @@ class DockerRuntime(ContainerRuntime):
                 f"engine at {self._engine.address} cannot mount ours; run docker/prepare.sh"
             )
         return [f"{ROOT / package}:/app/{package}:ro" for package in PACKAGES]
-
-    def _image(self, name: str) -> dict[str, Any]:
-        with self._engine.asked(f"look for image {name}"):
-            try:
-                return dict(self._engine.api.inspect_image(name))
-            except docker.errors.NotFound:
-                raise LaunchError(
-                    f"there is no image {name} on the engine at {self._engine.address}; "
-                    "make it with docker/prepare.sh (make image)"
-                ) from None
 
     def _prepare_directories(self) -> None:
         (self._context.directory / "units").mkdir(parents=True, exist_ok=True)
@@ -206,7 +217,9 @@ class DockerRuntime(ContainerRuntime):
         }
         proxy = self._network.proxy_address
         tasks = []
+        wanted = bool(target.params.get("checkpoint_every"))
         for number, unit in enumerate(self._units):
+            own, binds = mounted(unit, self._context.directory, wanted=wanted)
             config = UnitConfig(
                 run=self._context.run,
                 token=token,
@@ -215,14 +228,16 @@ class DockerRuntime(ContainerRuntime):
                 target=target.name,
                 seed=self._context.seed,
                 params=params,
-                config=dict(unit.config),
+                config=own,
                 listen=f"0.0.0.0:{UNIT_PORT}" if unit.name in dialled else "",
                 peers={peer: f"{proxy}:{ports[unit.name, peer]}" for peer in unit.links},
                 state_dir="/unit/state",
                 control_file=f"/unit/{TUNING_FILE}",
+                checkpoint_dir=INSIDE if wanted else "",
                 cache_dir="/cache",
             )
-            tasks.append(partial(self._start_unit, unit, number, config, target.module(), mounts))
+            binds = [*mounts, *binds]
+            tasks.append(partial(self._start_unit, unit, number, config, target.module(), binds))
         failures = self._engine.each(tasks)
         if failures:
             raise LaunchError("; ".join(str(error) for error in failures)) from failures[0]
@@ -275,6 +290,15 @@ class DockerRuntime(ContainerRuntime):
         self._follow(place, "0")
 
     # --- controls ---------------------------------------------------------------------------
+
+    def damage(self, unit: str, how: Damage) -> str:
+        """SIGKILL, and damage to the files of the unit's bind mount before it is started again."""
+        nth = self._damages[unit] = self._damages.get(unit, 0) + 1
+        directory = self._work / unit / "state"
+        place = self._place(unit)
+        return self._hands.between(
+            place, lambda: state_files.damage(directory, how, nth), UNIT_STOP_S
+        )
 
     def _tune(self, place: Place, tuning: Tuning) -> str:
         path = self._work / place.unit / TUNING_FILE
@@ -376,3 +400,14 @@ def _shared_data(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     path = Path(data).resolve()
     inside = f"/data/{path.name}"
     return {**params, "data": inside}, [f"{path}:{inside}:ro"]
+
+
+def _image(engine: Engine, name: str) -> dict[str, Any]:
+    with engine.asked(f"look for image {name}"):
+        try:
+            return dict(engine.api.inspect_image(name))
+        except docker.errors.NotFound:
+            raise LaunchError(
+                f"there is no image {name} on the engine at {engine.address}; "
+                "make it with docker/prepare.sh (make image)"
+            ) from None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from faults.base import Capability, LinkState, Resource, Tuning
+from faults.base import Capability, Damage, LinkState, Resource, Tuning
 from harness.clock import WallClock
 from harness.errors import ControlError, FaultSkipped, LaunchError
 from harness.events import (
@@ -96,6 +96,14 @@ class ContainerRuntime(ABC):
     def terminate(self, unit: str, grace_ns: int) -> str:
         """SIGTERM to the container's init, which passes it on; SIGKILL after ``grace_ns``."""
         return self._hands.terminate(self._place(unit), grace_ns)
+
+    def damage(self, unit: str, how: Damage) -> str:
+        """Not offered unless a runtime says so: raises ``ControlError``."""
+        raise ControlError(f"the durable state of {unit} cannot be reached ({how})")
+
+    def oom(self, unit: str) -> str:
+        """Not offered: lifting a container's limit again is not possible by every engine."""
+        raise ControlError(f"no memory limit can be put on {unit} and lifted again")
 
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting; raises ``ControlError`` when the engine will not."""

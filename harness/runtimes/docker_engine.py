@@ -39,6 +39,9 @@ EXPIRES_LABEL = "diloco-chaos.expires-at"
 """Unix seconds after which a later ``diloco-chaos clean`` may remove the thing."""
 
 TIMEOUT_S = 10.0
+REACH_S = 4.0
+"""How long an engine may take to say that it is there; one that is slower than that is of no use,
+and whoever waits for it has not begun anything yet."""
 _WORKERS = 16
 _ANY_VERSION = "1.41"
 """Until the engine has said which it speaks."""
@@ -74,17 +77,18 @@ class Frame:
 class Engine:
     """One connection to a Docker engine. ``url`` None means ``DOCKER_HOST`` or the default.
 
-    Raises :class:`LaunchError` when no engine answers within ``timeout_s``.
+    Raises :class:`LaunchError` when no engine answers within :data:`REACH_S`, or within
+    ``timeout_s`` where that is less.
     """
 
     def __init__(self, url: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.address = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-        self.timeout_s = timeout_s
+        self.timeout_s = min(timeout_s, REACH_S)
         self._try_socket()
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         # The version is asked for apart from making the client: a constructor that fails half way
         # would leave its sockets to the garbage collector.
-        given: dict[str, Any] = {"timeout": timeout_s, "version": _ANY_VERSION}
+        given: dict[str, Any] = {"timeout": self.timeout_s, "version": _ANY_VERSION}
         try:
             with self.asked("reach the engine"):
                 self.client = (
@@ -99,6 +103,7 @@ class Engine:
         except ControlError as error:
             self.close()
             raise LaunchError(str(error)) from error
+        self.timeout_s = self.api.timeout = timeout_s
         self.version = str(said["Version"])
         self.api._version = str(said["ApiVersion"])
 

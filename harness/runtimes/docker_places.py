@@ -16,6 +16,8 @@ import math
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from harness.runtimes.docker_engine import Engine
 
 PERIOD_US = 10_000
 """CPU quota period: short, so that a quota slows every step and not every tenth one a lot."""
+STOPPED_POLL_S = 0.02
 _QUOTA_MIN_US = 1_000
 _PERIOD_MAX_US = 1_000_000
 
@@ -146,6 +149,29 @@ class Hands:
                 with self._engine.asked(f"start the container of {place.unit}"):
                     self._engine.api.start(place.container)
         return ""
+
+    def between(self, place: Place, act: Callable[[], str], within_s: float) -> str:
+        """SIGKILL, then ``act`` while nobody lives there, then a new start. Returns what it does.
+
+        The restart policy is off meanwhile, so that the engine cannot be faster. Raises
+        :class:`ControlError` when the container runs on, and what ``act`` raises.
+        """
+        with place.lock:
+            self._restart_policy(place, "no")
+            try:
+                with suppress(FaultSkipped):  # nobody lives there now
+                    self.kill(place)
+                self._await_stopped(place, within_s)
+                return act()
+            finally:
+                self.absent(place, None)
+
+    def _await_stopped(self, place: Place, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while (state := self._state(place))["Running"] or state["Restarting"]:
+            if time.monotonic() >= deadline:
+                raise ControlError(f"the container of {place.unit} runs on {within_s:g} s after")
+            time.sleep(STOPPED_POLL_S)
 
     def _restart_policy(self, place: Place, name: str) -> None:
         with self._engine.asked(f"change the restart policy of {place.unit}"):

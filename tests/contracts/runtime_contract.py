@@ -18,6 +18,7 @@ from harness.errors import FaultSkipped
 from harness.events import (
     AnyEvent,
     Event,
+    Joined,
     LinkDown,
     LinkUp,
     ResidueFound,
@@ -132,6 +133,40 @@ def check_poll_returns_at_its_time(stage: Stage) -> None:
         while not watch.runtime.clock.now_ns() >= until:
             watch.runtime.poll(until)
         assert watch.runtime.clock.now_ns() - until < SOON_NS
+
+
+def check_what_a_unit_made_durable_is_lost_between_two_lives(stage: Stage) -> None:
+    with watched(stage) as watch:
+        if "state" not in watch.runtime.offers:
+            pytest.skip("this runtime does not reach durable state")
+        for life, damage in enumerate(("lose", "flip", "tear"), start=2):
+            first = len(watch.seen)
+            watch.runtime.damage(stage.victim, damage)
+            died = watch.until(UnitExited, lambda e: e.unit == stage.victim, first)
+            assert died.signal == 9
+            back = watch.until(UnitStarted, lambda e: e.unit == stage.victim, first)
+            assert back.incarnation == life, "the counter of lives is its place's"
+            joined = watch.until(Joined, lambda e: e.unit == stage.victim, first)
+            if damage == "lose" and not stage.target().fragments():
+                assert joined.step == 0
+            watch.steps(stage.victim)
+    assert_clean(watch.runtime)
+
+
+def check_the_kernel_ends_a_unit_for_want_of_memory(stage: Stage) -> None:
+    with watched(stage) as watch:
+        if "memory" not in watch.runtime.offers:
+            pytest.skip("this runtime cannot limit memory here")
+        first = len(watch.seen)
+        watch.runtime.oom(stage.victim)
+        died = watch.until(UnitExited, lambda e: e.unit == stage.victim, first)
+        assert (died.oom, died.signal) == (True, 9)
+        watch.until(UnitStarted, lambda e: e.unit == stage.victim and e.incarnation == 2, first)
+        watch.steps(stage.victim)
+        watch.runtime.kill(stage.victim)
+        killed = watch.until(UnitExited, lambda e: e.unit == stage.victim and not e.oom, first)
+        assert killed.signal == 9
+    assert_clean(watch.runtime)
 
 
 def check_a_killed_unit_comes_back_with_a_new_life(stage: Stage) -> None:

@@ -77,3 +77,65 @@ def test_a_minority_of_one_is_nobody() -> None:
     hit, problems = select("minority", [Candidate("only", "learner")], random.Random(0))
     assert hit == ()
     assert problems == ["where: 'minority' of 1 unit is impossible"]
+
+
+TOLD = [
+    Candidate("syncer", "syncer", "", frozenset({"durable", "link"})),
+    *(
+        Candidate(f"learner-{i}", "learner", "region-0", frozenset({"steps", "updates", "link"}))
+        for i in range(3)
+    ),
+]
+
+
+@pytest.mark.parametrize("where", ["one", "all", {"count": "one"}, {"count": "all"}])
+def test_words_draw_among_those_to_which_the_fault_applies(where: Any) -> None:
+    assert select(where, TOLD, random.Random(0), ["torn_write"]) == (("syncer",), [])
+    hit, problems = select(where, TOLD, random.Random(0), ["straggle"])
+    assert problems == []
+    assert set(hit) <= {"learner-0", "learner-1", "learner-2"}
+
+
+@pytest.mark.parametrize(
+    ("where", "kinds", "says"),
+    [
+        (
+            "syncer",
+            ["straggle"],
+            "where: syncer: straggle cannot apply: it takes no training steps",
+        ),
+        (
+            "learner-1",
+            ["disk_full"],
+            "learner-1: disk_full cannot apply: it keeps no durable state",
+        ),
+        (
+            ["syncer", "learner-0"],
+            ["corrupt_update"],
+            "syncer: corrupt_update cannot apply: it push",
+        ),
+        ("learner", ["torn_write"], "learner-0, learner-1, learner-2: torn_write cannot apply"),
+        ({"group": "region-0"}, ["lose_checkpoint"], "learner-0, learner-1, learner-2: lose_check"),
+        ({"names": ["syncer"]}, ["hang", "kill"], "syncer: hang cannot apply"),
+        ("one", ["disk_full", "hang"], "learner-0, learner-1, learner-2: disk_full cannot apply"),
+    ],
+)
+def test_who_is_named_and_cannot_be_hit_is_a_problem(
+    where: Any, kinds: list[str], says: str
+) -> None:
+    hit, problems = select(where, TOLD, random.Random(0), kinds)
+    assert hit == ()
+    assert len(problems) == 1
+    assert says in problems[0]
+
+
+def test_of_units_that_do_not_say_everything_is_believed() -> None:
+    assert select("syncer", UNITS, random.Random(0), ["straggle"]) == (("syncer",), [])
+
+
+def test_what_applies_to_all_is_drawn_as_ever() -> None:
+    """A fault without demands draws the same victims whether or not units say what they have."""
+    silent = [Candidate(u.name, u.role, u.group) for u in TOLD]
+    for seed in range(20):
+        one = select("one", TOLD, random.Random(seed), ["kill"])
+        assert one == select("one", silent, random.Random(seed), ["kill"])

@@ -9,19 +9,29 @@ from pathlib import Path
 import pytest
 
 import targets
+from harness.compose import check, compose
 from harness.errors import ControlError, LaunchError, SpecError
 from harness.events import HarnessFailed, ResidueFound
 from harness.runtimes.base import RunContext
 from harness.runtimes.docker import DockerRuntime, _shared_data
-from harness.runtimes.docker_engine import Engine
+from harness.runtimes.docker_engine import REACH_S, Engine
 from harness.runtimes.docker_options import OPTIONS, docker_options
 from harness.runtimes.docker_places import Hands, Place, quota
 from harness.runtimes.docker_watch import since_of
-from tests.harness.runtimes.fake_engine import HANG, STREAM, FakeEngine
+from harness.spec import read_text
+from tests.harness.runtimes.fake_engine import HANG, STREAM, VERSION, FakeEngine
 
 CALL_S = 0.3
 PATIENCE_S = 20.0
 """Far above what any of this takes; far below what hanging for ever takes."""
+
+SPEC = """
+title = "Counts"
+runtime = "docker"
+duration_s = 5
+[target]
+name = "counter"
+"""
 
 IMAGE = {"Config": {"Labels": {}}}
 RUNNING = {"Running": True, "Restarting": False, "Paused": False, "Pid": 1, "Status": "running"}
@@ -98,6 +108,62 @@ def test_a_control_call_has_a_deadline(fake: FakeEngine, verb: str) -> None:
     with pytest.raises(ControlError, match=r"learner-1.*did not answer within 0\.3 s"):
         hands.freeze(place, True) if verb == "pause" else hands.limit(place, 0.5)
     assert time.monotonic() - began < PATIENCE_S
+    engine.close()
+
+
+def test_an_engine_that_is_not_there_leaves_no_trace_of_a_run(tmp_path: Path) -> None:
+    checked = check(read_text(SPEC, "spec", gates={}), 1)
+    for number, (answer, words) in enumerate(
+        ((HANG, "did not answer within 0.3 s"), (VERSION, "no image diloco-chaos-toxiproxy"))
+    ):
+        engine = FakeEngine(tmp_path / f"{number}.sock", {"GET /version": answer})
+        folder = tmp_path / f"run-{number}"
+        began = time.monotonic()
+        try:
+            with pytest.raises(LaunchError, match=words):
+                compose(
+                    checked,
+                    run="r",
+                    directory=folder,
+                    make_runtime=lambda _, url=engine.url: runtime(url, tmp_path),  # type: ignore[misc]
+                )
+        finally:
+            engine.close()
+        assert time.monotonic() - began < PATIENCE_S
+        assert not folder.exists()
+
+
+def test_the_first_call_has_a_short_deadline_of_its_own(fake: FakeEngine) -> None:
+    patient = Engine(fake.url, 60.0)
+    assert (patient.timeout_s, patient.api.timeout) == (60.0, 60.0)
+    patient.close()
+    fake.answers["GET /version"] = HANG
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=f"within {REACH_S:g} s"):
+        Engine(fake.url, 60.0)
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_state_is_damaged_while_the_engine_may_start_nothing(fake: FakeEngine) -> None:
+    stopped = {**RUNNING, "Running": False, "Pid": 0, "Status": "exited"}
+    fake.answers["GET /containers/c1/json"] = {"State": stopped}
+    fake.answers["POST /containers/c1/update"] = {}
+    fake.answers["POST /containers/c1/start"] = (204, None)
+    engine = Engine(fake.url, CALL_S)
+    asked: list[str] = []
+
+    def act() -> str:
+        asked.extend(fake.asked)
+        return "done"
+
+    assert Hands(engine).between(Place("learner-1", "c1"), act, 1.0) == "done"
+    assert "POST /containers/c1/update" in asked, "the restart policy is off by then"
+    assert "POST /containers/c1/start" not in asked
+    assert fake.asked[-1] == "POST /containers/c1/start"
+    # One that does not stop: said, and started again all the same.
+    fake.answers["GET /containers/c1/json"] = {"State": {**RUNNING, "Restarting": True}}
+    with pytest.raises(ControlError, match="runs on"):
+        Hands(engine).between(Place("learner-1", "c1"), act, 0.1)
     engine.close()
 
 
