@@ -21,7 +21,7 @@ def cuts_consistent(e: Evidence) -> Finding:
     """Every complete checkpoint, and what a resumed run goes on from."""
     history = e.history
     syncers = [c for c in history.checkpointed if c.event.unit in history.syncers]
-    if not syncers and not history.resumed:
+    if not history.checkpointed and not history.resumed:
         return not_asked("no checkpoint was begun")
     found = _begin_where_told(history)
     for complete in history.snapshots:

@@ -30,7 +30,7 @@ from tests.simulation.helpers import experiment, fault
 
 S = 1_000_000_000
 FAULTS = ("kill", "pause", "partition", "reset", "latency", "straggle")
-LOCKSTEP = {"quorum": 4, "grace": False, "blocking": True, "trainer": "quadratic"}
+LOCKSTEP: dict[str, Any] = {"quorum": 4, "grace": False, "blocking": True, "trainer": "quadratic"}
 
 
 def drawn(seed: int, **params: Any) -> dict[str, Any]:
@@ -171,9 +171,10 @@ def test_from_files_and_from_memory_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Run(drawn(2, trainer="quadratic"), 2, tmp_path / "first", monkeypatch)
+    stores: list[Run | Path] = [first, tmp_path / "first"]
     runs = [
         Run(drawn(2, trainer="quadratic"), 2, tmp_path / f"second-{i}", monkeypatch, earlier)
-        for i, earlier in enumerate([first, tmp_path / "first"])
+        for i, earlier in enumerate(stores)
     ]
     assert runs[0].ran.journal == runs[1].ran.journal
     assert runs[0].of(Resumed)
@@ -184,7 +185,12 @@ def test_from_files_and_from_memory_is_the_same(
 def test_in_lockstep_the_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     sync_every: int, wires: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {**LOCKSTEP, "checkpoint_every": 10, "sync_every": sync_every, "wire_up": "f32"}
+    own: dict[str, Any] = {
+        **LOCKSTEP,
+        "checkpoint_every": 10,
+        "sync_every": sync_every,
+        "wire_up": "f32",
+    }
     whole = Run(
         experiment(duration_s=14, quiet_tail_s=2, **own), 4, tmp_path / "whole", monkeypatch
     )
@@ -205,7 +211,7 @@ def test_in_lockstep_the_resumed_run_is_the_uninterrupted_one_bit_for_bit(
 def test_resuming_twice_goes_on_from_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {**LOCKSTEP, "checkpoint_every": 10}
+    own: dict[str, Any] = {**LOCKSTEP, "checkpoint_every": 10}
     runs: list[Run] = []
     for i in range(3):
         earlier = runs[-1] if runs else None
@@ -230,7 +236,12 @@ def test_resuming_with_compressed_fragments(
     wires: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up, down = wires
-    own = {"trainer": "quadratic", "checkpoint_every": 10, "wire_up": up, "wire_down": down}
+    own: dict[str, Any] = {
+        "trainer": "quadratic",
+        "checkpoint_every": 10,
+        "wire_up": up,
+        "wire_down": down,
+    }
     table = experiment(duration_s=6, quiet_tail_s=4, **own)
     first = Run(table, 4, tmp_path / "1", monkeypatch)
     second = Run(table, 4, tmp_path / "2", monkeypatch, first)
