@@ -371,3 +371,69 @@ def test_a_stale_update_after_a_cut_link_is_the_links_affair() -> None:
     assert judge_faults(fold(journal(among(events, before))))[0].effect is not None
     twice = refusal("duplicate: request 7 was answered before", 6.1)
     assert judge_faults(fold(journal(among(events, twice))))[0].effect is not None
+
+
+def noted(what: str, at_s: float, unit: str = "learner-1", detail: str = "said") -> ev.UnitNote:
+    return ev.UnitNote(
+        t_ns=round(at_s * SECOND), unit=unit, incarnation=2, what=what, detail=detail
+    )
+
+
+def with_line(events: list[ev.AnyEvent], line: ev.Event) -> list[ev.AnyEvent]:
+    at = next(i for i, e in enumerate(events) if e.t_ns > line.t_ns)
+    return [*events[:at], line, *events[at:]]
+
+
+@pytest.mark.parametrize("kind", ["lose_checkpoint", "corrupt_checkpoint", "torn_write"])
+def test_a_death_alone_is_no_proof_of_damage(kind: str) -> None:
+    events = Cluster(faults=[Kill("learner-1", 4.0, kind=kind)]).events()
+    fact = fact_of(events)
+    assert fact.effect is None
+    assert fact.why_not == "its next life had no need of what was damaged"
+    shown = fact_of(with_line(events, noted("state-damaged", 5.4, detail="k: wrong digest")))
+    assert shown.effect is not None
+    assert shown.effect.what == "exit"
+    assert shown.effect.at_ns == 4 * SECOND
+    assert shown.effect.how.endswith("then k: wrong digest")
+    assert len(shown.effect.lines) == 2
+    of_another = fact_of(with_line(events, noted("state-damaged", 5.4, "learner-2")))
+    assert of_another.effect is None
+
+
+def test_a_rollback_shows_damage() -> None:
+    events = Cluster(faults=[Kill("learner-1", 4.0, kind="lose_checkpoint")]).events()
+    back = ev.RolledBack(
+        t_ns=round(5.4 * SECOND),
+        unit="learner-1",
+        incarnation=2,
+        fragment=1,
+        version=9,
+        before=7,
+        clock=40,
+        why="gone",
+    )
+    effect = fact_of(with_line(events, back)).effect
+    assert effect is not None
+    assert "fragment 1 went from version 7 to 9: gone" in effect.how
+
+
+def test_only_the_kernel_runs_a_unit_out_of_memory() -> None:
+    events = Cluster(faults=[Kill("learner-1", 4.0, kind="oom")]).events()
+    assert fact_of(events).effect is None, "a SIGKILL from anybody else"
+    died = change(events, ev.UnitExited, lambda e: replace(e, oom=True), 0)
+    effect = fact_of(died).effect
+    assert effect is not None
+    assert effect.what == "exit"
+
+
+def test_a_full_disk_shows_in_the_units_own_words() -> None:
+    events = Cluster(faults=[Ghost("learner-1", 4.0, 2.0, "disk_full")]).events()
+    assert fact_of(events).effect is None
+    for line in (
+        noted("disk-full", 4.5),
+        noted("merge-failed", 4.5, detail="OSError: [Errno 28] No space left on device"),
+    ):
+        effect = fact_of(with_line(events, line)).effect
+        assert effect is not None
+        assert (effect.what, effect.at_ns) == ("space", round(4.5 * SECOND))
+    assert fact_of(with_line(events, noted("disk-full", 7.0))).effect is None, "too late"

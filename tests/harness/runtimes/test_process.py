@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import targets
-from faults.base import LinkState
+from faults.base import Damage, LinkState, Tuning
 from harness.errors import ControlError, FaultSkipped, LaunchError, SpecError
 from harness.events import (
     HarnessFailed,
     LinkUp,
+    Merged,
     ProxyChanged,
+    RolledBack,
     Step,
     UnitExited,
     UnitNote,
@@ -348,3 +350,48 @@ def test_a_burst_of_output_is_neither_lost_nor_reordered(
     assert [e.step for e in first if isinstance(e, Step)] == list(range(20000))
     log = runtime._context.directory / "units" / "counter-0.log"
     assert '[torn line] {"event":"step","t_ns":1' in log.read_text()
+
+
+def test_a_syncer_whose_disk_is_lost_goes_on_from_what_learners_hold(make: Make) -> None:
+    with watched(Stage(make, *STAGES["diloco"])) as watch:
+        before = watch.until(Merged, lambda e: e.version >= 3)
+        first = len(watch.seen)
+        watch.runtime.damage("syncer", "lose")
+        back = watch.until(RolledBack, after=first)
+        assert back.version > before.version
+        assert "gave nothing back" in back.why
+        watch.until(Merged, lambda e: e.version > back.version, first)
+        versions = [(e.fragment, e.version) for e in watch.seen if isinstance(e, Merged)]
+        assert len(versions) == len(set(versions)), "no version comes twice"
+    assert_clean(watch.runtime)
+
+
+@pytest.mark.parametrize("how", ["flip", "tear"])
+def test_damage_to_a_syncers_newest_state_costs_one_version(make: Make, how: Damage) -> None:
+    with watched(Stage(make, *STAGES["diloco"])) as watch:
+        watch.until(Merged, lambda e: e.version >= 3)
+        first = len(watch.seen)
+        watch.runtime.damage("syncer", how)
+        back = watch.until(RolledBack, after=first)
+        newest = max(
+            e.version for e in watch.seen if isinstance(e, Merged) and e.fragment == back.fragment
+        )
+        assert back.version == newest + 1
+        watch.until(Merged, lambda e: e.version > back.version, first)
+    assert_clean(watch.runtime)
+
+
+def test_while_the_disk_is_full_nothing_is_merged_and_nothing_is_lost(make: Make) -> None:
+    with watched(Stage(make, *STAGES["diloco"])) as watch:
+        watch.until(Merged, lambda e: e.version >= 3)
+        watch.runtime.apply("syncer", "tuning", Tuning(disk_full=True))
+        first = len(watch.seen)
+        watch.until(UnitNote, lambda e: "No space left" in e.detail, first)
+        first = len(watch.seen)
+        watch.steps("learner-0", 5)
+        assert not any(isinstance(e, Merged | UnitExited) for e in watch.seen[first:])
+        watch.runtime.apply("syncer", "tuning", Tuning())
+        watch.until(Merged, after=first)
+        versions = [(e.fragment, e.version) for e in watch.seen if isinstance(e, Merged)]
+        assert len(versions) == len(set(versions))
+    assert_clean(watch.runtime)
