@@ -3,9 +3,10 @@
 * The client keeps the server's address in class attributes. Each :class:`Links` works on a
   private copy of the package, so two servers in one process do not get mixed up, and a user's
   own toxiproxy-python is left alone.
-* The client sets no timeouts. Every call here has a deadline and raises
-  :class:`~harness.errors.ControlError` that says what to do.
-* The client honours proxy variables of the environment; here a local address stays local.
+* The client sets no timeouts, honours proxy variables of the environment, and takes its time: a
+  fault is late by as much. Its calls go through :meth:`Links._request` here, each on a connection
+  of its own with a deadline; what goes wrong is a :class:`~harness.errors.ControlError` that says
+  what to do.
 * The server accepts impossible values; they are refused here before they get there.
 * Removing a toxic can hang when the link below it died with data pending, and removing
   ``timeout`` ends connections anyway: healing deletes the proxy and creates it anew, except for
@@ -14,20 +15,21 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import itertools
+import json
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import requests
 
 from faults.base import LinkState
 from harness.errors import ControlError
@@ -51,24 +53,39 @@ class _Link:
     enabled: bool = True
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """As much of ``requests.Response`` as the library looks at."""
+
+    status_code: int
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
 class Links:
     """The proxy links on one server (Toxiproxy or embedded).
 
     ``call_s`` bounds each call to the server. Methods raise :class:`ControlError`; after one
     the state of the link it was about is unknown, and the next ``set_state`` creates it anew.
-    Calls from several threads are carried out one after the other. ``probe`` is off where the
-    links listen on a network that this process cannot reach.
+    Calls from several threads about one link are carried out one after the other, those about
+    different links side by side. ``probe`` is off where the links listen on a network that this
+    process cannot reach.
     """
 
     def __init__(self, host: str, port: int, call_s: float = CALL_S, probe: bool = True) -> None:
         self.address = f"{host}:{port}"
+        self._server = (host, port)
         self._probes = probe
-        self._session = requests.Session()
-        self._session.trust_env = False  # a proxy variable must not capture a local address
-        self._session.headers["Connection"] = "close"
         self._known: dict[str, _Link] = {}
         self._broken: set[str] = set()
-        self._lock = threading.RLock()
+        self._locks: dict[str, threading.RLock] = {}
+        """One for each link; :meth:`restore` takes them all."""
         self._call_s = call_s
         self._module = _private_copy()
         self._client = self._module.Toxiproxy()
@@ -95,13 +112,13 @@ class Links:
 
     def create(self, name: str, listen: str, upstream: str) -> str:
         """Create a healthy link; returns the address on which it listens."""
-        with self._lock:
+        with self._lock_of(name):
             self._make(name, listen, upstream, enabled=True)
             return self._known[name].listen
 
     def delete(self, name: str) -> None:
         """Remove a link and end its connections; one that is not there is no mistake."""
-        with self._lock:
+        with self._lock_of(name):
             self._destroy(name)
             self._known.pop(name, None)
             self._broken.discard(name)
@@ -113,7 +130,7 @@ class Links:
         Raises ``ValueError`` for an impossible state.
         """
         wanted = toxics_for(state)
-        with self._lock:
+        with self._lock_of(name):
             link = self._known.get(name)
             if link is None:
                 raise ControlError(f"there is no link {name} on the proxy at {self.address}")
@@ -133,7 +150,7 @@ class Links:
 
         Returns the number of links.
         """
-        with self._lock:
+        with self._whole():
             for name, link in list(self._known.items()):
                 self._make(name, link.listen, link.upstream, enabled=False)
                 made = self._known[name]
@@ -143,6 +160,17 @@ class Links:
             return len(self._known)
 
     # --- steps ---
+
+    def _lock_of(self, name: str) -> threading.RLock:
+        return self._locks.setdefault(name, threading.RLock())
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Nobody else changes any link meanwhile."""
+        with ExitStack() as stack:
+            for name in sorted(self._known):
+                stack.enter_context(self._lock_of(name))
+            yield
 
     def _bring(self, name: str, link: _Link, wanted: Toxics, enabled: bool, recreate: bool) -> str:
         if not enabled and not recreate:
@@ -164,9 +192,13 @@ class Links:
     def _make(self, name: str, listen: str, upstream: str, enabled: bool) -> None:
         made = self._call(
             f"create link {name} on {listen}",
-            lambda: self._client.create(upstream, name, listen, enabled),
+            # The library's own call asks for all links first.
+            lambda: self._module.api.APIConsumer.post(
+                "/proxies",
+                json={"name": name, "listen": listen, "upstream": upstream, "enabled": enabled},
+            ).json()["listen"],
         )
-        self._known[name] = _Link(made.listen, upstream, {}, enabled)
+        self._known[name] = _Link(made, upstream, {}, enabled)
 
     def _destroy(self, name: str) -> None:
         try:
@@ -221,23 +253,26 @@ class Links:
     def _get(self, path: str) -> Any:
         return self._module.api.APIConsumer.get(path)
 
-    def _request(self, method: str, url: str, **options: Any) -> requests.Response:
+    def _request(self, method: str, url: str, json: Any = None) -> _Answer:
         """What the library's own three calls do, with a deadline, and no status overlooked."""
-        response = self._session.request(
-            method, f"http://{self.address}{url}", timeout=self._call_s, **options
-        )
-        self._module.api.validate_response(response)
-        if response.status_code >= 400:
-            raise ControlError(f"the server answered {response.status_code}: {response.text}")
-        return response
+        connection = http.client.HTTPConnection(*self._server, timeout=self._call_s)
+        try:
+            connection.request(method.upper(), url, *_body(json))
+            response = connection.getresponse()
+            answer = _Answer(response.status, response.read())
+        finally:
+            connection.close()
+        self._module.api.validate_response(answer)
+        if answer.status_code >= 400:
+            raise ControlError(f"the server answered {answer.status_code}: {answer.text}")
+        return answer
 
     def _call(self, what: str, call: Callable[[], Any]) -> Any:
         try:
-            with self._lock:
-                return call()
+            return call()
         except ControlError as error:
             raise ControlError(f"cannot {what}: {error}") from error
-        except requests.Timeout as error:
+        except TimeoutError as error:
             raise ControlError(
                 f"cannot {what}: the proxy server at {self.address} did not answer within "
                 f"{self._call_s:g} s; a dead link can keep its lock (end the server: a new run "
@@ -248,7 +283,7 @@ class Links:
                 f"cannot {what}: {self.address} does not answer like a proxy server "
                 f"({type(error).__name__}: {error})"
             ) from error
-        except requests.RequestException as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ControlError(
                 f"cannot {what}: no proxy server at {self.address} ({_brief(error)}); its log "
                 "says why it ended"
@@ -269,6 +304,14 @@ class Links:
                         f"link {name} was healed but {listen} accepts no connection: {error}"
                     ) from error
             time.sleep(0.01)
+
+
+def _body(value: Any) -> tuple[bytes | None, dict[str, str]]:
+    """A request's body and headers."""
+    close = {"Connection": "close"}
+    if value is None:
+        return None, close
+    return json.dumps(value).encode(), {**close, "Content-Type": "application/json"}
 
 
 def _private_copy() -> ModuleType:

@@ -109,7 +109,7 @@ def test_a_link_whose_change_failed_is_made_anew_by_the_next(
     stuck = False
     assert links.set_state("a", LinkState()) == "link created anew"
     lines = [r.split(b" HTTP")[0] for r in server.requests]
-    assert lines[-3:] == [b"DELETE /proxies/a", b"GET /proxies", b"POST /proxies"]
+    assert lines[-2:] == [b"DELETE /proxies/a", b"POST /proxies"]
     assert links.set_state("a", LinkState()) == ""
 
 
@@ -127,6 +127,40 @@ def test_odd_answers_are_clear_errors(
 ) -> None:
     with pytest.raises(ControlError, match=message):
         Links("127.0.0.1", fake(lambda _: reply).port, call_s=2).version()
+
+
+def test_a_link_that_hangs_keeps_no_other_waiting(fake: Callable[[Answer], Fake]) -> None:
+    asked = threading.Event()
+
+    def answer(request: bytes) -> bytes:
+        line = request.split(b"\r\n")[0].decode()
+        if line.startswith("POST /proxies "):
+            return http(201, '{"listen": "127.0.0.1:9"}')
+        if "/proxies/a/" in line:
+            asked.set()
+            return b""
+        return http(200, "{}")
+
+    server = fake(answer)
+    links = Links("127.0.0.1", server.port, call_s=60, probe=False)
+    for name in ("a", "b"):
+        links.create(name, "127.0.0.1:9", "u:1")
+    failed: list[ControlError] = []
+
+    def hang() -> None:
+        try:
+            links.set_state("a", LinkState(latency_ms=5))
+        except ControlError as error:
+            failed.append(error)
+
+    stuck = threading.Thread(target=hang, daemon=True)
+    stuck.start()
+    assert asked.wait(10), "the call that hangs was never made"
+    assert links.set_state("b", LinkState(latency_ms=5)) == ""
+    assert stuck.is_alive()
+    server.close()
+    stuck.join(10)
+    assert failed, "the call on link a did not end with its server"
 
 
 def test_nobody_there_is_a_clear_error() -> None:
