@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import harness.runner
+import harness.sim.cluster
 import reports.ledger
 import reports.tokens
 import targets.diloco.grace
@@ -652,6 +653,15 @@ def _(patch: Patch) -> None:
         return out
 
     _effects(patch, Learner, die)
+
+
+@mutant(
+    "late-reads",
+    "a push holds the state at the end of its reading, its counters that of the beginning",
+    "replay",
+)
+def _(patch: Patch) -> None:
+    patch.setattr(harness.sim.cluster, "_bound", lambda bind, job: lambda: bind(job)())
 
 
 @mutant("links-by-chance", "message delays come from an unseeded generator", "determinism")

@@ -9,6 +9,8 @@ import pytest
 from harness.fuzz.campaign import complaint
 from harness.fuzz.draw import draw
 from reports.violations import Violation, judge
+from targets.diloco.replay import follow
+from targets.diloco.tape import build
 from tests.mutants import MUTANTS, Mutant
 from tests.simulation.audit import audited
 from tests.simulation.helpers import fault
@@ -44,11 +46,14 @@ def experiment(mutant: Mutant, seed: int) -> dict[str, Any]:
 def hunt(mutant: Mutant, patch: pytest.MonkeyPatch) -> tuple[int, list[Violation]]:
     """(seeds that were needed, what the last one showed)."""
     twice = "determinism" in mutant.checks
+    replayed = "replay" in mutant.checks
     for seed in range(mutant.seeds):
         seen: list[Violation] = []
 
         def look(ran: Any, seen: list[Violation] = seen) -> list[Violation]:
             seen += judge(ran)
+            if replayed and (found := follow(build(enumerate(ran.events, 1))).difference):
+                seen.append(Violation("replay", found))
             return seen
 
         with audited(patch) as audit:

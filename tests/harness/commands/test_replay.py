@@ -1,0 +1,192 @@
+"""``diloco-chaos replay``: what it says of runs that can and cannot be followed, and its status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from reports.build import build
+from reports.schema import Invariant
+from tests.harness.specs import spec_text
+
+KILL = '[[fault]]\nkind = "kill"\nwhere = "learner-1"\nat_s = 2\n'
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A finished simulated run with arithmetic."""
+    return finished(tmp_path)
+
+
+def finished(folder: Path, *more: str, **head: Any) -> Path:
+    spec = folder / "exp.toml"
+    text = spec_text(KILL, **head).replace('"scripted"', '"quadratic", scripted_elements = 64')
+    spec.write_text(text)
+    out = folder / "run"
+    assert main(["run", str(spec), "--seed", "3", "--out", str(out), "--quiet", *more]) == 0
+    return out
+
+
+def check12(directory: Path) -> Invariant:
+    """Check 12 of the run's report."""
+    return next(i for i in build(directory).invariants if i.name == "replay")
+
+
+def edited(directory: Path, old: str, new: str) -> None:
+    """Change the journal's last ``old``."""
+    path = directory / "journal.jsonl"
+    head, mark, tail = path.read_text().rpartition(old)
+    assert mark
+    path.write_text(head + new + tail)
+
+
+def test_bit_equal(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not check12(run_dir).asked
+    before = (run_dir / "report.html").read_bytes()
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "bit-equal: every digest and every loss is the tape's" in said
+    assert "states joined with" in said
+    found = check12(run_dir)
+    assert found.valid is True
+    assert "merges and" in found.why
+    # The report was written anew, and a report made from the two files has the same bytes.
+    after = (run_dir / "report.html").read_bytes()
+    assert after != before
+    assert main(["report", str(run_dir)]) == 0
+    assert (run_dir / "report.html").read_bytes() == after
+
+
+def test_a_difference_is_named_and_fails(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited(run_dir, '"digest":"', '"digest":"0')
+    capsys.readouterr()
+    assert main(["replay", str(run_dir), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "differs"
+    assert told["exit_status"] == 1
+    assert f"line {told['difference_line']}, version" in told["difference"]
+    found = check12(run_dir)
+    assert found.valid is False
+    assert found.events == [told["difference_line"]]
+    assert main(["gate", str(run_dir)]) == 1
+
+
+def test_a_replay_of_another_journal_proves_nothing(run_dir: Path) -> None:
+    assert main(["replay", str(run_dir), "--quiet"]) == 0
+    edited(run_dir, '"digest":"', '"digest":"0')
+    found = check12(run_dir)
+    assert found.valid == "unknown"
+    assert "another journal" in found.why
+
+
+def test_until_leaves_the_reports_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["replay", str(run_dir), "--until", "12"]) == 0
+    assert "only up to global step 12" in capsys.readouterr().out
+    assert not (run_dir / "replay.jsonl").exists()
+    # What differs beyond it is not looked at.
+    edited(run_dir, '"digest":"', '"digest":"0')
+    assert main(["replay", str(run_dir), "--until", "12"]) == 0
+
+
+def test_a_cut_journal(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_dir / "journal.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 0
+    assert "the journal ends early: it was followed up to there" in capsys.readouterr().out
+    assert "up to the cut" in check12(run_dir).why
+    path.write_bytes(b"".join(data.splitlines(keepends=True)[:3]))
+    assert main(["replay", str(run_dir)]) == 3
+
+
+def test_a_hole_is_inconclusive(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_dir / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if '"event":"step"' in line and '"step":9,' in line)
+    path.write_text("".join([*lines[:at], *lines[at + 1 :]]))
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 3
+    assert "local step 9 after step 8" in capsys.readouterr().out
+    assert check12(run_dir).valid == "unknown"
+
+
+def test_error_feedback_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--set", 'wire_up="int4"', "--set", "error_feedback=true"]
+    out = finished(tmp_path, *more)
+    capsys.readouterr()
+    assert main(["replay", str(out)]) == 3
+    assert "with error_feedback every push depends on all earlier ones" in capsys.readouterr().out
+
+
+def test_no_run_and_no_tape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "there is no run here" in capsys.readouterr().err
+    spec = tmp_path / "counter.toml"
+    spec.write_text(
+        'title = "t"\nruntime = "simulated"\nduration_s = 3\nquiet_tail_s = 2\n'
+        '[target]\nname = "counter"\n'
+    )
+    out = tmp_path / "counter"
+    assert main(["run", str(spec), "--seed", "1", "--out", str(out), "--quiet"]) == 0
+    assert main(["replay", str(out)]) == 2
+    assert "target 'counter' writes no event tape" in capsys.readouterr().err
+    # And it is said before anything runs.
+    again = ["run", str(spec), "--seed", "1", "--out", str(tmp_path / "again"), "--replay"]
+    assert main(again) == 2
+    assert not (tmp_path / "again").exists()
+
+
+def test_another_host_is_said_where_something_differs(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_dir / "journal.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"runtime":', '"host_fingerprint":"feed","runtime":', 1))
+    edited(run_dir, '"digest":"', '"digest":"0')
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 1
+    assert "note that the run was made elsewhere: host feed" in capsys.readouterr().out
+
+
+def test_run_with_replay(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    plain = finished(tmp_path / "a")
+    out = finished(tmp_path / "b", "--replay")
+    assert "bit-equal" in check12(out).why
+    # The first line names the spec's path.
+    one, other = ((d / "journal.jsonl").read_bytes().splitlines()[1:] for d in (plain, out))
+    assert one == other
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_live_storm_ends_bit_equal(tmp_path: Path) -> None:
+    """Real processes, real gradients, real kills of a learner and of the syncer."""
+    spec = tmp_path / "storm.toml"
+    spec.write_text(
+        'title = "storm"\nruntime = "process"\nduration_s = 8\nquiet_tail_s = 4\n'
+        '[target]\nname = "diloco"\nparams = { learners = 3, fragments = 4, sync_every = 4, '
+        "step_time_s = 0.25, batch = 2, sequence = 32 }\n"
+        '[[fault]]\nkind = "kill"\nwhere = "learner-0"\nat_s = 1\n'
+        '[[fault]]\nkind = "kill"\nwhere = "syncer"\nat_s = 4\n'
+        '[[fault]]\nkind = "corrupt_update"\nwhere = "learner-1"\nat_s = 1\nfor_s = 4\n'
+        'how = "scale"\n'
+    )
+    out = tmp_path / "run"
+    status = main(["run", str(spec), "--seed", "1", "--out", str(out), "--quiet", "--replay"])
+    found = check12(out)
+    assert found.valid is True, f"exit status {status}, {found.why}"
+    told = json.loads((out / "replay.jsonl").read_text())
+    assert told["merges"] >= 20
+    assert told["steps"] >= 60
+    assert told["joins"] >= 4
