@@ -103,12 +103,14 @@ def run(
     *,
     observer: Observer = lambda _event: None,
     stop: StopFlag | None = None,
+    journal: Journal | None = None,
 ) -> None:
     """Execute the experiment. The journal tells how it went; nothing is raised for that.
 
-    Raises ``JournalError`` when the journal itself cannot be written.
+    It is a file in ``rundir`` unless another ``journal`` is given. Raises ``JournalError`` when
+    the journal itself cannot be written.
     """
-    with Journal(rundir.journal) as journal:
+    with journal or Journal(rundir.journal) as journal:
         acts = Acts(experiment, journal, observer, stop or StopFlag())
         acts.log(started(experiment))
         if experiment.control is not None:
@@ -323,6 +325,8 @@ class Acts:
             return self.runtime.terminate(item.unit, item.deed.grace_ns)
         if item.deed.action == "damage" and item.deed.damage is not None:
             return self.runtime.damage(item.unit, item.deed.damage)
+        if item.deed.action == "proxy":
+            return self.runtime.kill_proxy()
         if item.deed.action == "oom":
             return self.runtime.oom(item.unit)
         notes = [

@@ -157,6 +157,8 @@ def grace_short(history: History) -> Iterator[Wrong]:
         merged[0] += 1
         if len(recent) < 20 or merged[0] <= _GRACE_LEARNS:
             continue
+        if merge.event.grace_limit_ns <= _GRACE_STEPS * min(recent[-20:]):
+            continue  # whatever the medians are
         # How long it really lasted would not do: a syncer may be frozen in the middle of it.
         usual = max(median(recent[-20:]), median(recent[-80:]))
         if merge.event.grace_limit_ns > _GRACE_STEPS * usual:

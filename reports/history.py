@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ JOURNAL = "journal.jsonl"
 REPLAY = "replay.jsonl"
 """Name of what a replay of the journal found, beside it."""
 
-_TEARDOWN = (ev.UnitExited, ev.UnitEnded, ev.ResidueFound, ev.RunEnded, ev.ProxyChanged)
+_TEARDOWN = frozenset({ev.UnitExited, ev.UnitEnded, ev.ResidueFound, ev.RunEnded, ev.ProxyChanged})
 """Kinds that teardown writes; they do not stretch the window of a run without a quiet tail."""
 
 
@@ -198,7 +199,7 @@ def fold(journal: JournalText) -> History:
         else:
             known.append(Seen(line, event))
     known = _with_lost_merges(known)
-    known.sort(key=lambda s: (s.event.t_ns, s.line))
+    known.sort(key=attrgetter("event.t_ns", "line"))
     run = next((s.event for s in known if isinstance(s.event, ev.RunStarted)), None)
     found = damage(journal)
     if run is None:
@@ -227,7 +228,7 @@ def fold(journal: JournalText) -> History:
 
 def _with_lost_merges(known: list[Seen[ev.Event]]) -> list[Seen[ev.Event]]:
     """The merge that a restarted syncer repeats stands in for its lost line, and only for that."""
-    if not any(isinstance(s.event, ev.LastMerged) for s in known):
+    if ev.LastMerged not in {type(seen.event) for seen in known}:
         return known
     told = {(s.event.fragment, s.event.version) for s in known if isinstance(s.event, ev.Merged)}
     out: list[Seen[ev.Event]] = []
@@ -310,11 +311,13 @@ class _Fold:
         }
 
     def take(self, seen: Seen[ev.Event]) -> None:
-        handler = self.table.get(type(seen.event))
+        event = seen.event
+        kind = type(event)
+        handler = self.table.get(kind)
         if handler is not None:
             handler(seen)
-        if not isinstance(seen.event, _TEARDOWN):
-            self.h.last_ns = max(self.h.last_ns, seen.event.t_ns)
+        if event.t_ns > self.h.last_ns and kind not in _TEARDOWN:
+            self.h.last_ns = event.t_ns
 
     def finish(self) -> None:
         if self.h.ended is None:
@@ -386,15 +389,17 @@ class _Fold:
 
     def _of(self, s: Seen[Any]) -> Life:
         """The life that wrote this line; a new one when the journal never saw it begin."""
-        key = (s.event.unit, s.event.incarnation)
+        event = s.event
+        key = (event.unit, event.incarnation)
         life = self.by_incarnation.get(key)
         if life is None:
-            life = self._open(s.event.unit)
+            life = self._open(event.unit)
             if life is None or life.incarnation is not None:
-                life = self._new(s.event.unit, s)
-            life.incarnation = s.event.incarnation
+                life = self._new(event.unit, s)
+            life.incarnation = event.incarnation
             self.by_incarnation[key] = life
-        life.last_ns = max(life.last_ns, s.event.t_ns)
+        if event.t_ns > life.last_ns:
+            life.last_ns = event.t_ns
         return life
 
     def _spawned(self, s: Seen[ev.UnitSpawned]) -> None:

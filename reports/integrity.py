@@ -28,6 +28,11 @@ _PHASES: tuple[type[ev.Event], ...] = (
 )
 """Lines that the runner alone writes, in this order."""
 
+# As tuples: a union that is built for every line costs more than all the rest.
+_NAMED = (ev.Step, ev.Merged)
+_TIMED = (ev.Step, ev.Waited)
+_HOLDS = (ev.FaultAsked, ev.FaultEnded)
+
 _FREEZING = frozenset({"frozen", "cpu_share"})
 """Holds under which a unit writes down late what it already saw."""
 
@@ -65,7 +70,7 @@ def _request(lines: Sequence[Line]) -> list[str]:
     if run.units:
         known = {unit.name for unit in run.units}
         for at, event in lines:
-            if isinstance(event, ev.Step | ev.Merged) and event.unit not in known:
+            if isinstance(event, _NAMED) and event.unit not in known:
                 found.append(f"line {at} is of {event.unit}, which the request does not name")
                 break
     return found
@@ -124,17 +129,19 @@ def _backwards(lines: Sequence[Line]) -> list[str]:
     steady = False
     previous: int | None = None
     for number, event in lines:
-        steady = steady or isinstance(event, ev.SteadyState)
-        if isinstance(event, ev.FaultAsked | ev.FaultEnded):
+        t_ns = event.t_ns
+        if type(event) is ev.SteadyState:
+            steady = True
+        elif isinstance(event, _HOLDS):
             frozen.setdefault(event.unit, _Frozen()).take(event)
-        # Whoever attaches to a cluster reads what its units wrote before: negative instants.
-        old = event.t_ns < 0 and not steady
-        if previous is not None and not old and event.t_ns < previous - BACKWARDS_MAX_NS:
+        if previous is not None and t_ns < previous - BACKWARDS_MAX_NS:
+            # Whoever attaches to a cluster reads what its units wrote before: negative instants.
+            old = t_ns < 0 and not steady
             still = frozen.get(getattr(event, "unit", ""))
-            late = previous - event.t_ns
-            if still is None or late > BACKWARDS_MAX_NS + still.late_ns(previous):
+            late = previous - t_ns
+            if not old and (still is None or late > BACKWARDS_MAX_NS + still.late_ns(previous)):
                 return [f"line {number} is {late / 1e9:.1f} s older than the one before it"]
-        previous = event.t_ns
+        previous = t_ns
     return []
 
 
@@ -142,7 +149,7 @@ def _steps(lines: Sequence[Line]) -> list[str]:
     """Steps begin before they end, and those of a life one after the other."""
     latest: dict[tuple[str, int], int] = {}
     for number, event in lines:
-        if not isinstance(event, ev.Step | ev.Waited):
+        if not isinstance(event, _TIMED):
             continue
         if event.began_at_ns > event.t_ns:
             return [f"line {number} says that {event.unit} began what had already ended"]
@@ -160,8 +167,11 @@ def _steps(lines: Sequence[Line]) -> list[str]:
 
 def _completed(lines: Sequence[Line]) -> list[str]:
     """A run that says it was completed looked for residue."""
-    done = any(isinstance(e, ev.RunEnded) and e.status == "completed" for _, e in lines)
-    if done and not any(isinstance(e, ev.ResidueFound) for _, e in lines):
+    kinds = {type(event) for _, event in lines}
+    done = ev.RunEnded in kinds and any(
+        isinstance(e, ev.RunEnded) and e.status == "completed" for _, e in lines
+    )
+    if done and ev.ResidueFound not in kinds:
         return ["the run says that it was completed, and nobody looked for residue"]
     return []
 

@@ -224,7 +224,7 @@ def thin(segments: Sequence[Segment], scale: Scale, most: int) -> list[Segment]:
             at += 1
         label = max(every, key=lambda name: (share[name], -every.index(name)))
         if found and found[-1].label == label:
-            found[-1] = found[-1]._replace(end_ns=high)
+            found[-1] = Segment(found[-1].start_ns, high, label)
         else:
             found.append(Segment(low, high, label))
     return found

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from harness.events import Step
 from reports.coverage import Coverage, coverage, fragment_weights
@@ -57,7 +58,7 @@ _BRIDGE_NS = 50_000_000
 """A pause between two steps up to this (or one nominal step) is no stall."""
 
 
-class Segment(NamedTuple):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """One learner, one label, from ``start_ns`` to ``end_ns``."""
 
     start_ns: int
@@ -78,10 +79,10 @@ class LearnerLedger:
 
     def totals(self) -> dict[str, int]:
         """Nanoseconds by label, every label present."""
-        sums = dict.fromkeys(LABELS, 0)
+        sums = dict.fromkeys((*LABELS, ABSENT), 0)
         for segment in self.segments:
-            if segment.label != ABSENT:
-                sums[segment.label] += segment.end_ns - segment.start_ns
+            sums[segment.label] += segment.end_ns - segment.start_ns
+        del sums[ABSENT]
         return sums
 
     @property
@@ -159,7 +160,10 @@ class _Painter:
     def put(self, until_ns: int, label: str) -> int:
         """Label everything up to ``until_ns`` but what is not allocated; returns how many
         nanoseconds got the label."""
-        until_ns = min(until_ns, self.end)
+        if until_ns > self.end:
+            until_ns = self.end
+        if not self.away:
+            return self._paint(until_ns, label)
         painted = 0
         for start, end in self.away:
             if start < until_ns and end > self.cursor:
@@ -170,14 +174,13 @@ class _Painter:
     def _paint(self, until_ns: int, label: str) -> int:
         if until_ns <= self.cursor:
             return 0
-        painted = until_ns - self.cursor
+        cursor, self.cursor = self.cursor, until_ns
         segments = self.out.segments
         if segments and segments[-1].label == label:
-            segments[-1] = segments[-1]._replace(end_ns=until_ns)
+            segments[-1] = Segment(segments[-1].start_ns, until_ns, label)
         else:
-            segments.append(Segment(self.cursor, until_ns, label))
-        self.cursor = until_ns
-        return painted
+            segments.append(Segment(cursor, until_ns, label))
+        return until_ns - cursor
 
 
 def _learner(

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from harness.events import Adopted, Event, Joined, Resumed, Step, UnitExited, Waited
 
 E = TypeVar("E", bound=Event, covariant=True)
 
 
-class Seen(NamedTuple, Generic[E]):
+class Seen(msgspec.Struct, Generic[E], frozen=True, gc=False):
     """An event and the journal line (from 1) that holds it."""
 
     line: int

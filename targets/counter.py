@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from annotated_types import Ge, Gt, Le
 
 from faults.base import Tuning
@@ -69,8 +70,7 @@ class Count:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True, gc=False):
     """``began_at_ns`` is on the clock of ``now_ns``."""
 
     began_at_ns: int = 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import harness.runner
 import harness.sim.cluster
@@ -86,7 +87,7 @@ def _expecting(patch: Patch, **changed: Any) -> None:
     sound = targets.diloco.syncer.admit  # type: ignore[attr-defined]
 
     def admit(push: Push, want: Expected) -> tuple[bool, str]:
-        return sound(push, replace(want, **changed))
+        return sound(push, structs.replace(want, **changed))
 
     patch.setattr(targets.diloco.syncer, "admit", admit)
 

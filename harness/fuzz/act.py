@@ -17,6 +17,7 @@ from typing import Any
 import harness.runner
 from harness.compose import check, compose
 from harness.events import AnyEvent, TailEnded
+from harness.journal import MemoryJournal
 from harness.rundir import RunDir
 from harness.runtimes.simulated import SimulatedRuntime
 from harness.spec import read_table
@@ -44,7 +45,7 @@ def perform(table: Table, seed: int, name: str = "fuzz") -> Ran:
     """
     draft = read_table({**table, "runtime": "simulated"}, name, "", gates={})
     checked = check(draft, seed)
-    # Journals are written as they happen, so a folder in memory saves most of a run's time.
+    # Where units' logs would go, if one of them crashed.
     folder = Path(tempfile.mkdtemp(prefix="diloco-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
         experiment = compose(checked, run=name, directory=folder)
@@ -56,7 +57,8 @@ def perform(table: Table, seed: int, name: str = "fuzz") -> Ran:
             if type(event) is TailEnded and isinstance(experiment.runtime, SimulatedRuntime):
                 pending.update(experiment.runtime.pending())
 
-        harness.runner.run(experiment, RunDir(folder), observer=observe)
-        return Ran(tuple(events), (folder / "journal.jsonl").read_bytes(), pending)
+        journal = MemoryJournal()
+        harness.runner.run(experiment, RunDir(folder), observer=observe, journal=journal)
+        return Ran(tuple(events), journal.data, pending)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
+import msgspec
+
 from faults.base import Damage, LinkState, Tuning
 from harness.errors import FaultSkipped, HarnessError
 from harness.events import AnyEvent, UnitExited, UnitNote, UnitReady, UnitSpawned, UnitStarted
@@ -471,7 +473,9 @@ class Cluster:
             deadline = unit.skew.true_ns(deadline)
         tick_at = unit.tick_at
         if tick_at is None or deadline < tick_at:
-            unit.tick_at = deadline = max(deadline, now)
+            if deadline < now:
+                deadline = now
+            unit.tick_at = deadline
             self._loop.at(deadline, self._tick, (unit, unit.life, deadline))
 
     def _tick(self, now: int, entry: tuple[SimUnit, int, int]) -> None:
@@ -524,7 +528,10 @@ class Cluster:
 
     def _begin_job(self, unit: SimUnit, name: str, lane: Lane, now: int) -> None:
         job = lane.jobs[0]
-        paced = self._is_paced(type(job))
+        kind = type(job)
+        paced = self._paced.get(kind)
+        if paced is None:
+            paced = self._paced[kind] = bool(getattr(kind, "paced", False))
         if paced and unit.tuning.hang:
             lane.ends_ns = None
             return
@@ -542,12 +549,6 @@ class Cluster:
         elif share is not None and share < 1:
             duration /= share
         self._schedule_end(unit, name, lane, now + int(duration))
-
-    def _is_paced(self, kind: type) -> bool:
-        paced = self._paced.get(kind)
-        if paced is None:
-            paced = self._paced[kind] = bool(getattr(kind, "paced", False))
-        return paced
 
     def _schedule_end(self, unit: SimUnit, name: str, lane: Lane, ends_ns: int) -> None:
         lane.ends_ns = ends_ns
@@ -572,13 +573,13 @@ class Cluster:
             self._crash_log(unit.name, "".join(traceback.format_exception(error)))
             event: Any = WorkFailed(job, f"{type(error).__name__}: {error}")
         else:
-            if self._is_paced(type(job)):
+            if self._paced[type(job)]:
                 # Of a step paced by absolute deadlines, what comes before it is no longer its own.
                 began_ns = min(began_ns + self._gap_ns, now)
                 began = began_ns if unit.skew is None else unit.skew.local_ns(began_ns)
                 # Results are frozen for their readers; this one was made for us a moment ago, and
                 # a worker without a clock could not fill it in.
-                object.__setattr__(result, "began_at_ns", began)
+                msgspec.structs.force_setattr(result, "began_at_ns", began)
             event = WorkDone(job, result)
         life = unit.life
         if lane.jobs:

@@ -28,8 +28,6 @@ class Loop(VirtualClock):
         super().__init__()
         self._heap: list[tuple[int, int, Action, Any]] = []
         self._order = 0
-        self.fired = 0
-        """Entries run so far."""
 
     def at(self, t_ns: int, action: Action, argument: Any = None) -> None:
         """Run ``action(t_ns, argument)`` at ``t_ns``; an instant that is past means now."""
@@ -56,17 +54,17 @@ class Loop(VirtualClock):
         instant, count = -1, 0
         while not seen and heap and heap[0][0] <= until_ns:
             now, _, action, argument = heappop(heap)
-            self._now_ns = now
-            self.fired += 1
             if now != instant:
-                instant, count = now, 0
-            count += 1
-            if count > SAME_INSTANT_MAX:
-                name = getattr(action, "__qualname__", repr(action))
-                raise HarnessError(
-                    f"virtual time stands still at {now} ns: {count} entries at one instant, "
-                    f"the last one {name}; some node asks for ticks that are already due"
-                )
+                self._now_ns = instant = now
+                count = 1
+            else:
+                count += 1
+                if count > SAME_INSTANT_MAX:
+                    name = getattr(action, "__qualname__", repr(action))
+                    raise HarnessError(
+                        f"virtual time stands still at {now} ns: {count} entries at one instant, "
+                        f"the last one {name}; some node asks for ticks that are already due"
+                    )
             action(now, argument)
         if not seen and self._now_ns < until_ns:
             self._now_ns = until_ns

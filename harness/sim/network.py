@@ -121,9 +121,15 @@ class Link:
         if session is None:
             return
         frame = (session, side, DATA, message)
-        self.nbytes[side] += size_of(frame)
+        # Every message comes this way: ``size_of`` and ``_depart`` in line.
+        payload = getattr(message, "payload", None)
+        self.nbytes[side] += FRAME_BYTES if payload is None else FRAME_BYTES + payload.nbytes
         if self._rate is None and not self._queue[side]:
-            self._depart(now, frame)
+            arrival = now + self._latency + int(self._random() * self._spread)
+            if arrival < self._last[side]:
+                arrival = self._last[side]
+            self._last[side] = arrival
+            self._loop.at(arrival, self._arrive, frame)
         else:
             self._transmit(frame)
 

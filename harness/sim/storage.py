@@ -13,6 +13,9 @@ from typing import Any
 
 from faults.base import Damage
 
+_PLAIN = frozenset({int, str, bool, float, bytes, type(None)})
+"""Most of what is saved; a look here is cheaper than a call."""
+
 
 def frozen_copy(value: Any) -> Any:
     """``value`` with its dicts, lists and tuples copied, so that later changes cannot reach it.
@@ -21,11 +24,11 @@ def frozen_copy(value: Any) -> Any:
     """
     kind = type(value)
     if kind is dict:
-        return {k: frozen_copy(v) for k, v in value.items()}
+        return {k: v if type(v) in _PLAIN else frozen_copy(v) for k, v in value.items()}
     if kind is list:
-        return [frozen_copy(v) for v in value]
+        return [v if type(v) in _PLAIN else frozen_copy(v) for v in value]
     if kind is tuple:
-        return tuple(frozen_copy(v) for v in value)
+        return tuple([v if type(v) in _PLAIN else frozen_copy(v) for v in value])
     return value
 
 

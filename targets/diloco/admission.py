@@ -5,7 +5,7 @@ A refusal begins with one word for its kind, as ``harness.events.UpdateRefused``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from targets.diloco import wiretypes
 from targets.diloco.messages import Push
@@ -35,8 +35,7 @@ def quorum(fresh: int, training: int, needed: int, step: int) -> tuple[bool, str
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True, gc=False):
     """What the syncer knows about one learner and one fragment when a push arrives."""
 
     incarnation: int

@@ -8,6 +8,7 @@ most 4/3 of the best possible one, Graham 1969). Whole tensors only; plain integ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapreplace
 
 
 def assign(sizes: Sequence[tuple[str, int, bool]], fragments: int) -> tuple[tuple[int, ...], ...]:
@@ -37,12 +38,13 @@ def assign(sizes: Sequence[tuple[str, int, bool]], fragments: int) -> tuple[tupl
 def _balanced(tensors: list[int], elements: list[int], bins: int) -> tuple[tuple[int, ...], ...]:
     """Greedy number partitioning; ties go to the earlier tensor and the earlier bin."""
     content: list[list[int]] = [[] for _ in range(bins)]
-    # (elements, tensors): the second entry fills empty bins first should a tensor have no element.
-    load = [(0, 0)] * bins
+    # (elements, tensors, bin), the smallest first: the second entry fills empty bins first should
+    # a tensor have no element.
+    loads = [(0, 0, number) for number in range(bins)]
     for tensor in sorted(tensors, key=lambda i: (-elements[i], i)):
-        smallest = min(range(bins), key=lambda b: (load[b], b))
+        load, held, smallest = loads[0]
         content[smallest].append(tensor)
-        load[smallest] = (load[smallest][0] + elements[tensor], load[smallest][1] + 1)
+        heapreplace(loads, (load + elements[tensor], held + 1, smallest))
     return tuple(tuple(sorted(indices)) for indices in content)
 
 

@@ -54,11 +54,12 @@ class Link:
         """The instant at which :meth:`check` should be asked again; NEVER while down."""
         if not self.up:
             return NEVER
-        return min(
-            self.heard_ns + self._silence_ns,
-            self.sent_ns + self._heartbeat_ns,
-            self._probe_ns + PROBE_NS,
-        )
+        due = self.heard_ns + self._silence_ns
+        speak = self.sent_ns + self._heartbeat_ns
+        if speak < due:
+            due = speak
+        probe = self._probe_ns + PROBE_NS
+        return probe if probe < due else due
 
     def check(self, now_ns: int) -> tuple[Literal["fine", "speak", "silent"], str]:
         """(what to do now, why). ``speak`` asks for a heartbeat: call :meth:`probe` for it."""

@@ -8,7 +8,6 @@ syncer's entry being its global step and a learner's its local step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -255,8 +254,7 @@ class TrainStep(msgspec.Struct, frozen=True, gc=False):
     """Tells drivers that the emulated chip's tuning (slow, hanging) applies to this job."""
 
 
-@dataclass(frozen=True, slots=True)  # not a Struct: the simulator fills ``began_at_ns`` in
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     """``began_at_ns`` is on the clock of ``now_ns``; durations in ns."""
 
     tokens: int

@@ -89,7 +89,7 @@ class Roster:
 
     def due_ns(self) -> int:
         """When the liveness of some link needs a look."""
-        return min((peer.link.due_ns() for peer in self.peers), default=NEVER)
+        return min([peer.link.due_ns() for peer in self.peers], default=NEVER)
 
     def donors(self, newcomer: str) -> tuple[str, ...]:
         """Learners that could hand their inner state to ``newcomer``."""

@@ -50,6 +50,8 @@ from targets.diloco.trainers.base import Layout
 from targets.diloco.trainers.toy import tokens_per_step
 from targets.diloco.work import Costs, Pacing, cost_ns, rule_name
 
+MAIN_LANE = frozenset({TrainStep, Adopt, LoadAll, LoadState})
+
 Memory = dict[tuple[int, int], str]
 """(fragment, version) to digest: what a simulated syncer's disk remembers of its merges."""
 
@@ -99,7 +101,7 @@ class ScriptedLearner:
 
     def run(self, job: Job) -> Any:
         """Carry out ``job``."""
-        return self.bind(job)()
+        return self.compute(job) if type(job) in MAIN_LANE else self.bind(job)()
 
     def compute(self, job: Job) -> Any:
         """Carry out a main-lane job."""
@@ -125,6 +127,8 @@ class ScriptedLearner:
     def bind(self, job: Job) -> Callable[[], Any]:
         """``job`` as a call; the answer to a read is fixed now."""
         match job:
+            case Read():
+                pass
             case CopyState(transfer=transfer):
                 copy = self._copies[transfer] = (tuple(self._adopted), self._moments, self._steps)
                 found = StateCopy(self._steps, self._steps, _digests(*copy))
@@ -139,8 +143,6 @@ class ScriptedLearner:
                 return self._keep(job)
             case PruneParts():
                 return partial(keeper_of(self.keeper).prune, job)
-            case Read():
-                pass
             case _:
                 return partial(self.compute, job)
         dtype = self._params.wire_up

@@ -132,8 +132,7 @@ class Advance:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
+class Advanced(msgspec.Struct, frozen=True):
     """``waited`` is (from, to) of a wait for the others that is worth mentioning; the step itself
     began after it. Instants are on the clock of ``now_ns``."""
 

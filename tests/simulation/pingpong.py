@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from harness.events import AnyEvent, LinkDown, LinkUp, UnitEnded, UnitInfo, UnitNote
 from targets.base import (
     Connected,
@@ -43,8 +45,7 @@ class Chore:
     paced: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     number: int
     began_at_ns: int = 0
 

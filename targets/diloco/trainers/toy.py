@@ -6,6 +6,8 @@ different sizes, so that bin-packing has something to do and a default of 24 fra
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from targets.diloco.params import DilocoParams
 from targets.diloco.trainers.base import Tensor
 
@@ -17,7 +19,8 @@ def tensors(params: DilocoParams) -> tuple[Tensor, ...]:
     embedding = max(1, params.scripted_elements // 4)
     rest = params.scripted_elements - embedding
     shares = [1 + i % 3 for i in range(min(BLOCKS_MAX, rest))]
-    ends = [rest * sum(shares[: i + 1]) // sum(shares) for i in range(len(shares))]
+    whole = sum(shares)
+    ends = [rest * share // whole for share in accumulate(shares)]
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     blocks = [Tensor(f"block-{i:02d}", (size,)) for i, size in enumerate(sizes) if size]
     return (Tensor("embedding", (embedding,), embedding=True), *blocks)

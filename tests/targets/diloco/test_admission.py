@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ def test_refusals_name_their_kind_and_numbers(changes: dict[str, Any], why: str)
 
 
 def test_size_is_not_judged_when_it_is_not_known() -> None:
-    assert admit(change(PUSH, payload=Payload("f32", 1, "d")), replace(WANT, elements=None))[0]
+    assert admit(change(PUSH, payload=Payload("f32", 1, "d")), change(WANT, elements=None))[0]
 
 
 def test_quorum_counts_and_says() -> None:
