@@ -100,6 +100,9 @@ class DilocoParams:
     """cpython-docs, synthetic, or the path of a file or folder to train on."""
     inner_lr: Annotated[float, Gt(0)] = 3e-3
     warmup_steps: Annotated[int, Ge(0)] = 20
+    horizon_steps: Annotated[int, Ge(0)] = 0
+    """Inner steps after which the learning rate of trainer ``lm`` has fallen to a tenth, as a
+    cosine; 0: no horizon, a slow decay without end."""
     weight_decay: Annotated[float, Ge(0)] = 0.1
     scripted_elements: Positive = 4096
     """Parameters of the scripted and quadratic trainers."""

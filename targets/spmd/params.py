@@ -54,6 +54,8 @@ class SpmdParams:
     """cpython-docs, synthetic, or the path of a file or folder to train on."""
     inner_lr: Annotated[float, Gt(0)] = 3e-3
     warmup_steps: Annotated[int, Ge(0)] = 20
+    horizon_steps: Annotated[int, Ge(0)] = 0
+    """As for the diloco target."""
     weight_decay: Annotated[float, Ge(0)] = 0.1
 
     def problems(self) -> list[str]:
@@ -100,5 +102,6 @@ class SpmdParams:
             data=self.data,
             inner_lr=self.inner_lr,
             warmup_steps=self.warmup_steps,
+            horizon_steps=self.horizon_steps,
             weight_decay=self.weight_decay,
         )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import sqrt
+from math import cos, pi, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ from targets.diloco.params import DilocoParams
 from targets.diloco.trainers.base import Arrays, Layout, Quality, State, Tensor, Trained
 
 DECAY_STEPS = 2000
-"""After warm-up the learning rate falls as ``sqrt(DECAY_STEPS / (DECAY_STEPS + step))``: it needs
-no horizon, which a run that is measured in seconds does not have."""
+"""Without ``horizon_steps`` the learning rate falls, after warm-up, as ``sqrt(DECAY_STEPS /
+(DECAY_STEPS + step))``: a run that is measured in seconds has no horizon."""
+
+RATE_LEFT = 0.1
+"""Share of the learning rate that is left at the horizon, to which it falls as a cosine."""
 
 _SOURCES = (
     "harness.seeds",
@@ -80,7 +83,10 @@ def learning_rate(params: DilocoParams, step: int, since_fresh: int) -> float:
     """
     warm = min(1.0, since_fresh / params.warmup_steps) if params.warmup_steps else 1.0
     beyond = max(0, step - params.warmup_steps)
-    return params.inner_lr * warm * sqrt(DECAY_STEPS / (DECAY_STEPS + beyond))
+    if not params.horizon_steps:
+        return params.inner_lr * warm * sqrt(DECAY_STEPS / (DECAY_STEPS + beyond))
+    way = min(1.0, beyond / max(1, params.horizon_steps - params.warmup_steps))
+    return params.inner_lr * warm * (RATE_LEFT + (1 - RATE_LEFT) * (1 + cos(pi * way)) / 2)
 
 
 @dataclass(frozen=True, slots=True)
