@@ -39,6 +39,8 @@ FAULTS: dict[str, str] = {
     "flap": "faults.flap:Flap",
     # its network, through the engine
     "disconnect": "faults.disconnect:Disconnect",
+    # ours
+    "kill_proxy": "faults.kill_proxy:KillProxy",
     # what it pushes
     "corrupt_update": "faults.updates:CorruptUpdate",
     "stale_update": "faults.updates:StaleUpdate",

@@ -24,6 +24,7 @@ Capability = Literal[
     "engine_network",
     "memory",
     "state",
+    "proxy",
 ]
 """What a runtime may offer. ``tune`` is the control file that a unit reads at every step,
 ``memory`` a limit that the kernel enforces, ``state`` the reach of what a dead unit left."""
@@ -31,8 +32,9 @@ Capability = Literal[
 Damage = Literal["lose", "flip", "tear"]
 """What happens to durable state: all of it gone, bits of the newest flipped, the newest cut."""
 
-Trait = Literal["steps", "updates", "durable", "link"]
-"""What a unit may have that faults break: training steps, pushed updates, durable state, links."""
+Trait = Literal["steps", "updates", "durable", "link", "proxy"]
+"""What a unit may have that faults break: training steps, pushed updates, durable state, links;
+``proxy`` is what carries them all."""
 
 Resource = Literal["frozen", "cpu_share", "tuning", "link", "network", "absent"]
 
@@ -105,6 +107,11 @@ class Control(Protocol):
         Returns a note. Only where ``memory`` is offered."""
         ...
 
+    def kill_proxy(self) -> str:
+        """SIGKILL the proxy; returns once it is back with every link as it was. Only where
+        ``proxy`` is offered."""
+        ...
+
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting: frozen bool, cpu_share float or None, tuning
         :class:`Tuning`, link :class:`LinkState`, network bool (attached), absent int (ns between
@@ -117,7 +124,7 @@ class Control(Protocol):
 class Deed:
     """A fault's parameters after validation: what is to be done to each unit it hits."""
 
-    action: Literal["kill", "terminate", "damage", "oom", ""] = ""
+    action: Literal["kill", "terminate", "damage", "oom", "proxy", ""] = ""
     damage: Damage | None = None
     """For damage: which."""
     grace_ns: int = 0

@@ -16,10 +16,15 @@ LACKING: Mapping[Trait, str] = {
     "updates": "it pushes no updates",
     "durable": "it keeps no durable state",
     "link": "it has no link to another unit",
+    "proxy": "it is not what carries the links",
 }
 """Trait to what is said of a unit without it."""
 
+PROXY: frozenset[Trait] = frozenset({"proxy"})
+"""The traits of a run's proxy, which is a unit of ours and none of the target's."""
+
 WANTS: Mapping[str, Trait] = {
+    "kill_proxy": "proxy",
     **dict.fromkeys(("hang", "straggle"), "steps"),
     **dict.fromkeys(
         ("corrupt_update", "stale_update", "duplicate_update", "truncated_update"), "updates"
@@ -49,4 +54,6 @@ def unfit(kinds: Iterable[str], traits: frozenset[Trait] | None) -> str:
         wanted = WANTS.get(kind)
         if wanted is not None and wanted not in traits:
             return f"{kind} cannot apply: {LACKING[wanted]}"
+        if wanted is None and traits == PROXY:
+            return f"{kind} cannot apply: it is the proxy, which only kill_proxy breaks"
     return ""

@@ -12,6 +12,7 @@ import harness.runtimes
 import targets
 from faults.base import LinkState, Resource
 from faults.select import Candidate
+from faults.traits import PROXY
 from harness.errors import CapabilityError, LaunchError, SpecError
 from harness.events import ControlMeasured
 from harness.plan import Plan, Planned, make
@@ -98,7 +99,11 @@ def _units(draft: Draft, target: Target | None, seed: int) -> list[Candidate]:
 
 def candidates(target: Target) -> list[Candidate]:
     """The target's units as fault selection sees them."""
-    return [Candidate(u.info.name, u.info.role, u.info.group, u.traits) for u in target.units()]
+    units = target.units()
+    found = [Candidate(u.info.name, u.info.role, u.info.group, u.traits) for u in units]
+    if any(u.links for u in units):  # ours, and hit only by what is meant for it
+        found.append(Candidate("proxy", "proxy", "", PROXY))
+    return found
 
 
 def compose(

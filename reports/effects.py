@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from harness.events import Heard, LinkDown, Step, UnitNote
+from harness.events import Heard, LinkDown, ProxyChanged, Step, UnitNote
 from reports.history import History
 from reports.lives import FaultWindow, Seen
 from reports.shadows import LATE_NS, STATE_KINDS, Shadow, lit_ns, shadows, within
@@ -42,7 +42,7 @@ class Effect:
     at_ns: int
     how: str
     what: str
-    """exit, stopped, slowed, link, unheard, pulls, refused, state or space."""
+    """exit, stopped, slowed, link, unheard, pulls, refused, state, space or proxy."""
     lines: tuple[int, ...]
 
 
@@ -107,7 +107,7 @@ def _why_not(history: History, window: FaultWindow, detectors: Sequence[Detector
         lf.begin_ns < until and (lf.ended_ns is None or lf.ended_ns > begin)
         for lf in history.lives.get(window.unit, ())
     )
-    if not alive:
+    if not alive and window.kind != "kill_proxy":
         return "the unit was down for as long as the fault lasted"
     hiding: list[str] = []
 
@@ -170,6 +170,24 @@ def stopped(history: History, window: FaultWindow, casts: Casts) -> Effect | Non
     if quiet >= enough:
         says = f"no step ended for the last {quiet / 1e9:.2f} s of the fault"
         return Effect(max(previous, begin), says, "stopped", tuple(window.lines[-1:]))
+    return None
+
+
+def prolonged(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """A paced step lasted longer than it should by most of the fault: it stood still in it.
+
+    Shows what :func:`stopped` cannot tell from a slow step: standstills of not even three steps.
+    """
+    begin, until = _span(history, window)
+    lit = lit_ns(begin, until, casts(history, window, "stopped"))
+    for seen in history.steps(window.unit):
+        step = seen.event
+        if not step.nominal_ns or not step.began_at_ns < until <= step.t_ns:
+            continue
+        beyond = _length(seen) - step.nominal_ns
+        if 4 * lit >= step.nominal_ns and 4 * beyond >= 3 * lit:
+            says = f"a step took {beyond / 1e9:.2f} s more than {step.nominal_ns / 1e9:.2f} s"
+            return Effect(max(begin, step.began_at_ns), says, "stopped", (seen.line,))
     return None
 
 
@@ -417,6 +435,16 @@ def _traces(history: History, unit: str, since: int, until: int) -> Iterator[tup
                 yield e2.t_ns, world.line, says
 
 
+def proxy_ended(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
+    """The proxy's own process ended, and links with it."""
+    begin, until = window.asked_ns or 0, (window.last_executed_ns or 0) + EXIT_SLACK_NS
+    for seen in history.notes:
+        note = seen.event
+        if isinstance(note, ProxyChanged) and "ended" in note.what and begin <= note.t_ns <= until:
+            return Effect(note.t_ns, note.what, "proxy", (seen.line,))
+    return None
+
+
 def no_space(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """The unit said that it could not write."""
     begin, until = _span(history, window)
@@ -459,7 +487,8 @@ EVIDENCE: dict[str, tuple[Detector, ...]] = {
     "oom": (out_of_memory,),
     **dict.fromkeys(sorted(STATE_KINDS), (state_lost,)),
     "disk_full": (no_space,),
-    "pause": (stopped, link_broken),
+    "kill_proxy": (proxy_ended,),
+    "pause": (stopped, link_broken, prolonged),
     "hang": (stopped,),
     "throttle": (slowed, stopped, computes_slower),
     "straggle": (slowed, stopped),

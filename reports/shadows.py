@@ -29,6 +29,7 @@ _LINK_STRENGTH: Mapping[str, int] = {
     **dict.fromkeys((*_SILENT, "blackhole"), 4),
     "cut": 3,
     "pause": 5,
+    "kill_proxy": 5,
     "latency": 1,
     "bandwidth": 1,
 }
@@ -73,7 +74,8 @@ def shadows(history: History, window: FaultWindow, what: str) -> list[Shadow]:
     for other in history.faults:
         if other is window or other.executed_ns is None or other.kind == "noop":
             continue
-        if other.unit != window.unit and other.unit not in syncers:
+        everybody = other.kind == "kill_proxy" and what in _OF_BOTH_ENDS
+        if other.unit != window.unit and other.unit not in syncers and not everybody:
             continue
         if other.kind in _DEATHS and window.kind in _DEATHS:
             continue

@@ -295,9 +295,10 @@ class DockerRuntime(ContainerRuntime):
         """SIGKILL, and damage to the files of the unit's bind mount before it is started again."""
         nth = self._damages[unit] = self._damages.get(unit, 0) + 1
         directory = self._work / unit / "state"
+        snapshots = self._context.directory / state_files.SNAPSHOTS / unit
         place = self._place(unit)
         return self._hands.between(
-            place, lambda: state_files.damage(directory, how, nth), UNIT_STOP_S
+            place, lambda: state_files.damage(directory, how, nth, snapshots), UNIT_STOP_S
         )
 
     def _tune(self, place: Place, tuning: Tuning) -> str:

@@ -105,6 +105,10 @@ class ContainerRuntime(ABC):
         """Not offered: lifting a container's limit again is not possible by every engine."""
         raise ControlError(f"no memory limit can be put on {unit} and lifted again")
 
+    def kill_proxy(self) -> str:
+        """Not offered: the engine brings a proxy back in its own time."""
+        raise ControlError("the proxy's container is not broken on purpose")
+
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting; raises ``ControlError`` when the engine will not."""
         place = self._place(unit)

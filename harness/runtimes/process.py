@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,9 @@ from targets.unit_config import UnitConfig, write_unit_config
 BEHIND_TRIES, BEHIND_PAUSE_S = 5, 0.3
 """How often, and after which pause, a link between learners is set that could not be."""
 
+PROXY_BACK_S = 20.0
+"""How long the proxy server may take to be back after a death that was asked for."""
+
 DEATH_S = 10.0
 """How long a unit may take to die where somebody waits for that."""
 
@@ -72,6 +76,7 @@ class ProcessRuntime:
             "restart",
             "absence",
             "state",
+            "proxy",
         }
         if self._controller is not None:
             offers.add("cpu_quota")
@@ -91,6 +96,8 @@ class ProcessRuntime:
         self._units: dict[str, UnitSpec] = {}
         self._proxy_log: BinaryIO | None = None
         self._late: list[AnyEvent] = []
+        self._proxy_asked = False
+        self._proxy_back = threading.Event()
         self._damages: dict[str, int] = {}
         self._groups: list[MemoryGroup] = []
         self._proxy_deaths = 0
@@ -188,12 +195,13 @@ class ProcessRuntime:
         """SIGKILL, and damage to the unit's files before the supervisor brings it back."""
         nth = self._damages[unit] = self._damages.get(unit, 0) + 1
         directory = self._work / "state" / unit
+        snapshots = self._context.directory / state_files.SNAPSHOTS / unit
 
         def end(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
         return self._running.between(
-            unit, lambda: state_files.damage(directory, how, nth), end, DEATH_S
+            unit, lambda: state_files.damage(directory, how, nth, snapshots), end, DEATH_S
         )
 
     def oom(self, unit: str) -> str:
@@ -211,6 +219,20 @@ class ProcessRuntime:
             squeeze.close()
             self._groups.append(group)
             self._attempt("remove cgroup", group.remove)
+
+    def kill_proxy(self) -> str:
+        """SIGKILL to the proxy server; the links come back as they were."""
+        server = self._server
+        if server is None:
+            raise FaultSkipped("no unit of this target dials another, so there is no proxy")
+        pid = server.process.pid
+        self._proxy_back.clear()
+        self._proxy_asked = True
+        os.kill(pid, signal.SIGKILL)
+        # Nothing else is asked of the proxy meanwhile: it would be a failure of ours.
+        if not self._proxy_back.wait(PROXY_BACK_S):
+            raise ControlError(f"the proxy server is not back {PROXY_BACK_S:g} s after its death")
+        return f"SIGKILL to proxy {pid}; back as process {server.process.pid}"
 
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring one resource of the unit's place to ``setting``."""
@@ -325,12 +347,14 @@ class ProcessRuntime:
         code = server.process.wait()
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         children.emit(self._proxy_changed(f"proxy server ended ({how})"))
-        self._proxy_deaths += 1
+        asked, self._proxy_asked = self._proxy_asked, False
+        self._proxy_deaths += not asked
         if self._proxy_deaths > PROXY_DEATHS_MAX:
             raise ControlError(f"the proxy server ended {self._proxy_deaths} times; see proxy.log")
         links = server.restart()
         children.emit(self._proxy_changed(f"proxy server started anew with {links} links"))
         children.watch(server.process.pid, self._proxy_ended)
+        self._proxy_back.set()
 
     def _proxy_changed(self, what: str) -> ProxyChanged:
         return ProxyChanged(t_ns=self.clock.now_ns(), what=what)

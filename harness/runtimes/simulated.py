@@ -99,6 +99,10 @@ class SimulatedRuntime:
         """The kernel's OOM killer ends the unit; raises ``FaultSkipped`` when none lives there."""
         return self._opened().oom(unit)
 
+    def kill_proxy(self) -> str:
+        """Not offered: simulated links need no proxy."""
+        raise ControlError("the simulated runtime has no proxy")
+
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
         """Bring a resource to a setting; raises ``ControlError`` for one we do not know."""
         cluster = self._opened()

@@ -26,15 +26,18 @@ _UNDER_WAY = frozenset({".tmp", ".old"})
 """What a write leaves behind or replaces; no reader begins with it."""
 
 
-def damage(directory: Path, how: Damage, nth: int = 0) -> str:
+def damage(directory: Path, how: Damage, nth: int = 0, snapshots: Path | None = None) -> str:
     """Damage the files below ``directory``; returns what was done to which.
 
-    ``nth`` counts the damages to one unit, so that a bit flipped twice does not become sound.
+    What is lost includes the unit's ``snapshots``, where they are kept elsewhere. ``nth`` counts
+    the damages to one unit, so that a bit flipped twice does not become sound.
     Raises :class:`ControlError` when a file cannot be changed.
     """
     try:
         if how == "lose":
-            return _lose(directory)
+            elsewhere = snapshots is not None and snapshots.is_dir()
+            also = f", {_lose(snapshots)} of its snapshots" if elsewhere and snapshots else ""
+            return _lose(directory) + also
         found = _durable(directory)
         if how == "flip":
             found = [path for path in found if path.suffix in ARRAYS] or found
@@ -65,6 +68,9 @@ def _lose(directory: Path) -> str:
     files = _files(directory)
     for path in files:
         path.unlink()
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.rmdir()
     return f"{len(files)} files removed"
 
 

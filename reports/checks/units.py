@@ -104,6 +104,8 @@ def bystanders_undisturbed(e: Evidence) -> Finding:
     if history.worlds:
         return not_asked("the units of this target stop together: it has no bystanders")
     hit = {f.window.unit for f in hits}
+    if any(f.window.kind == "kill_proxy" for f in hits):
+        return not_asked("the proxy was hit, which concerns every link")
     if hit & set(history.syncers):
         return not_asked("the syncer was hit, which concerns every learner")
     spared = [u for u in history.learners if u not in hit]

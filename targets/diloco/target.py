@@ -223,6 +223,7 @@ class DilocoTarget:
         if how == "lose":
             self._memory.clear()
             self._store.clear()
+            self._parts.pop(unit, None)
             return "every fragment lost"
         return self._store.flip() if how == "flip" else ""
 

@@ -139,3 +139,16 @@ def test_what_applies_to_all_is_drawn_as_ever() -> None:
     for seed in range(20):
         one = select("one", TOLD, random.Random(seed), ["kill"])
         assert one == select("one", silent, random.Random(seed), ["kill"])
+
+
+def test_the_proxy_is_hit_by_nothing_but_its_own_fault() -> None:
+    units = [*TOLD, Candidate("proxy", "proxy", "", frozenset({"proxy"}))]
+    assert select("one", units, random.Random(0), ["kill_proxy"]) == (("proxy",), [])
+    assert select("proxy", units, random.Random(0), ["kill_proxy"]) == (("proxy",), [])
+    for kind in ("kill", "pause", "partition"):
+        hit, (problem,) = select("proxy", units, random.Random(0), [kind])
+        assert hit == ()
+        assert problem.startswith(f"where: proxy: {kind} cannot apply")
+        drawn, _ = select("all", units, random.Random(0), [kind])
+        assert "proxy" not in drawn
+    assert select("learner-0", units, random.Random(0), ["kill_proxy"])[1] != []

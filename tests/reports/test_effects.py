@@ -437,3 +437,20 @@ def test_a_full_disk_shows_in_the_units_own_words() -> None:
         assert effect is not None
         assert (effect.what, effect.at_ns) == ("space", round(4.5 * SECOND))
     assert fact_of(with_line(events, noted("disk-full", 7.0))).effect is None, "too late"
+
+
+def test_a_killed_proxy_is_seen_to_end_and_explains_broken_links() -> None:
+    events = Cluster(
+        faults=[Ghost("proxy", 4.0, 0.0, "kill_proxy"), Ghost("learner-1", 4.1, 1.0, "cut")]
+    ).events()
+    down = ev.LinkDown(
+        t_ns=round(4.2 * SECOND), unit="syncer", incarnation=1, peer="learner-1", why="reset"
+    )
+    broken = with_line(events, down)
+    proxy, cut = judge_faults(fold(journal(broken)))
+    assert proxy.effect is None
+    assert "hidden by" in cut.why_not
+    ended = ev.ProxyChanged(t_ns=round(4.05 * SECOND), what="proxy server ended (signal 9)")
+    proxy, _ = judge_faults(fold(journal(with_line(broken, ended))))
+    assert proxy.effect is not None
+    assert proxy.effect.what == "proxy"

@@ -395,3 +395,25 @@ def test_while_the_disk_is_full_nothing_is_merged_and_nothing_is_lost(make: Make
         versions = [(e.fragment, e.version) for e in watch.seen if isinstance(e, Merged)]
         assert len(versions) == len(set(versions))
     assert_clean(watch.runtime)
+
+
+def test_a_proxy_that_is_killed_comes_back_with_what_was_held_on_it(make: Make) -> None:
+    with watched(Stage(make, *STAGES["diloco"])) as watch:
+        watch.until(Merged)
+        watch.runtime.apply("learner-1", "link", LinkState(refused=True))
+        first = len(watch.seen)
+        assert "back as process" in watch.runtime.kill_proxy()
+        watch.until(ProxyChanged, lambda e: "ended (signal 9)" in e.what, first)
+        watch.until(ProxyChanged, lambda e: "started anew" in e.what, first)
+        up = watch.until(LinkUp, lambda e: e.unit == "learner-0", first)
+        mark = len(watch.seen)
+        merged = watch.until(Merged, lambda e: e.t_ns > up.t_ns, mark)
+        assert [c.unit for c in merged.contributions] == ["learner-0"], "the other is cut off"
+        watch.runtime.apply("learner-1", "link", LinkState())
+        watch.until(LinkUp, lambda e: e.unit == "learner-1", mark)
+    assert_clean(watch.runtime)
+
+
+def test_without_links_there_is_no_proxy_to_kill(simple: Stage) -> None:
+    with watched(simple) as watch, pytest.raises(FaultSkipped, match="no proxy"):
+        watch.runtime.kill_proxy()

@@ -34,8 +34,14 @@ def unit(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_lost_is_all_but_the_counter_of_lives(unit: Path) -> None:
-    assert "files removed" in damage(unit, "lose")
+def test_what_is_lost_is_all_but_the_counter_of_lives(
+    unit: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("snapshots")
+    (elsewhere / "00000016").mkdir()
+    (elsewhere / "00000016" / "part.json").write_text("{}")
+    assert "1 files removed of its snapshots" in damage(unit, "lose", 0, elsewhere)
+    assert list(elsewhere.iterdir()) == []
     left = {path.name for path in unit.rglob("*") if path.is_file()}
     assert left == {"incarnation", "lease", "lock"}
     again = StateDir(unit)
