@@ -31,9 +31,11 @@ from harness.sim.network import Link
 from targets.base import Save, Send, Started, Work
 from targets.diloco.admission import Expected
 from targets.diloco.arrays import Merged, Outer
+from targets.diloco.evaluation import Evaluations
 from targets.diloco.learner import Learner
 from targets.diloco.messages import Adopt, Fragment, Push
 from targets.diloco.params import DilocoParams
+from targets.diloco.rescue import Rescue
 from targets.diloco.syncer import Syncer
 from targets.diloco.work import SyncerWorker
 from targets.diloco.work_scripted import ScriptedSyncer
@@ -646,6 +648,18 @@ def _(patch: Patch) -> None:
     patch.setattr(Disk, "incarnation", property(lambda self: 1, lambda self, value: None))
 
 
+@mutant(
+    "begins-anew",
+    "a syncer whose disk gave nothing back starts at version 1 without asking the learners",
+    "versions",
+    "one-author",
+    "nothing-lost",
+    must=("lose_checkpoint",),
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Rescue, "begin", lambda self, first: None)
+
+
 @mutant("unexplained-exit", "a unit now and then ends by itself", "exits-explained")
 def _(patch: Patch) -> None:
     def die(node: Any, event: Any, out: list[Any]) -> list[Any]:
@@ -688,6 +702,41 @@ def _(patch: Patch) -> None:
         return {**sums, "useful": 2 * sums["useful"]}
 
     patch.setattr(reports.ledger.LearnerLedger, "totals", totals)
+
+
+@mutant(
+    "evaluates-other-tokens",
+    "an evaluation claims the tokens of parameters one merge older, so that losses are compared "
+    "at unequal tokens",
+    "tokens-once",
+    trainer="quadratic",
+    must=("evaluate",),
+)
+def _(patch: Patch) -> None:
+    sound = Evaluations.merged
+    owed: dict[int, tuple[int, int]] = {}
+
+    def merged(self: Any, fragment: int, tokens: int) -> None:
+        sound(self, *owed.get(id(self), (fragment, 0)))
+        owed[id(self)] = fragment, tokens
+
+    patch.setattr(Evaluations, "merged", merged)
+
+
+@mutant(
+    "evaluates-from-zero",
+    "a restarted syncer has forgotten what its parameters learned from",
+    "tokens-once",
+    trainer="quadratic",
+    must=("evaluate", "syncer-kill"),
+)
+def _(patch: Patch) -> None:
+    sound = Evaluations.resume
+
+    def resume(self: Any, fragment: int, saved: Any) -> None:
+        sound(self, fragment, {**saved, "tokens": 0})
+
+    patch.setattr(Evaluations, "resume", resume)
 
 
 @mutant("tokens-double-count", "merged tokens are counted twice", "tokens-once")

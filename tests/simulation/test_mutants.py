@@ -8,6 +8,7 @@ import pytest
 
 from harness.fuzz.campaign import complaint
 from harness.fuzz.draw import draw
+from harness.fuzz.shrink import shrink
 from reports.violations import Violation, judge
 from targets.diloco.replay import follow
 from targets.diloco.tape import build
@@ -27,9 +28,11 @@ EXTRA: dict[str, list[Any]] = {
     "overlap": [fault("partition", "learner-0", 5, 14), fault("partition", "learner-0", 7, 3)],
     "pause": [fault("pause", "learner-0", 6, 7)],
     "double-kill": [fault("kill", "learner-0", 9), fault("kill", "learner-0", 9.02)],
+    "lose_checkpoint": [fault("lose_checkpoint", "syncer", 8)],
     "corrupt_update": [fault("corrupt_update", "learner-0", 4, 20)],
 }
-"""What ``Mutant.must`` adds to a drawn experiment; ``slow-disk`` makes durable writes slow."""
+"""What ``Mutant.must`` adds to a drawn experiment; ``slow-disk`` makes durable writes slow and
+``evaluate`` has the parameters evaluated."""
 
 
 def experiment(mutant: Mutant, seed: int) -> dict[str, Any]:
@@ -38,31 +41,51 @@ def experiment(mutant: Mutant, seed: int) -> dict[str, Any]:
     table["target"]["params"]["trainer"] = mutant.trainer
     for name in mutant.must:
         table["fault"] += EXTRA.get(name, [])
+    if "evaluate" in mutant.must and mutant.trainer != "scripted":
+        table["target"]["params"]["evaluate_every"] = 5
     if "slow-disk" in mutant.must:
         table["runtime_options"]["fsync_ms"] = [40.0, 80.0]
     return table
 
 
+def look(
+    mutant: Mutant, patch: pytest.MonkeyPatch, table: dict[str, Any], seed: int
+) -> list[Violation]:
+    """Every promise that the run breaks, also those that only these tests look at."""
+    seen: list[Violation] = []
+
+    def judged(ran: Any) -> list[Violation]:
+        seen.extend(judge(ran))
+        replayed = "replay" in mutant.checks
+        if replayed and (found := follow(build(enumerate(ran.events, 1))).difference):
+            seen.append(Violation("replay", found))
+        return seen
+
+    with audited(patch) as audit:
+        first = complaint(table, seed, judged, audit="determinism" in mutant.checks)
+    if first is not None and not seen:
+        seen.append(Violation(*first))
+    return [*seen, *audit]
+
+
 def hunt(mutant: Mutant, patch: pytest.MonkeyPatch) -> tuple[int, list[Violation]]:
     """(seeds that were needed, what the last one showed)."""
-    twice = "determinism" in mutant.checks
-    replayed = "replay" in mutant.checks
     for seed in range(mutant.seeds):
-        seen: list[Violation] = []
-
-        def look(ran: Any, seen: list[Violation] = seen) -> list[Violation]:
-            seen += judge(ran)
-            if replayed and (found := follow(build(enumerate(ran.events, 1))).difference):
-                seen.append(Violation("replay", found))
-            return seen
-
-        with audited(patch) as audit:
-            first = complaint(experiment(mutant, seed), seed, look, audit=twice)
-        if first is not None and not seen:
-            seen.append(Violation(*first))
-        if seen or audit:
-            return seed + 1, [*seen, *audit]
+        found = look(mutant, patch, experiment(mutant, seed), seed)
+        if found:
+            return seed + 1, found
     return mutant.seeds, []
+
+
+def shrunk(
+    mutant: Mutant, patch: pytest.MonkeyPatch, seed: int, *, seconds: float
+) -> dict[str, Any]:
+    """The smallest part of the experiment of ``seed`` in which a named check still speaks."""
+
+    def fails(table: dict[str, Any]) -> bool:
+        return any(v.check in mutant.checks for v in look(mutant, patch, table, seed))
+
+    return shrink(experiment(mutant, seed), fails, seed=seed, seconds=seconds)
 
 
 def test_there_are_enough_mutants() -> None:

@@ -6,8 +6,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.events import FaultEnded, FaultExecuted, Merged, RolledBack, Step, UnitExited
+from harness.journal import JournalText
+from reports.build import analyse
+from reports.history import fold
 from targets.diloco.rescue import EPOCH
 from tests.simulation.helpers import Story, experiment, fault
 
@@ -128,3 +132,19 @@ def test_state_faults_repeat_byte_for_byte() -> None:
     ]
     table = experiment(*faults, fault("disk_full", "syncer", 20, 3))
     assert Story(table, 3).ran.journal == Story(table, 3).ran.journal
+
+
+def lost_says(events: list[Any]) -> Any:
+    analysis = analyse(fold(JournalText(tuple(events), ())))
+    return {a.check.name: a.finding.valid for a in analysis.answers}["nothing-lost"]
+
+
+def test_only_what_was_asked_for_excuses_a_lost_version() -> None:
+    events = list(Story(experiment(fault("torn_write", "syncer", 6))).events)
+    assert lost_says(events) is True
+    nobody_asked = [e for e in events if getattr(e, "kind", "") != "torn_write"]
+    assert lost_says(nobody_asked) is False
+    further = [
+        structs.replace(e, before=e.before - 1) if isinstance(e, RolledBack) else e for e in events
+    ]
+    assert lost_says(further) is False, "one damage costs one version and no more"
