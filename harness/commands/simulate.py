@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, fields
+from pathlib import Path
 
 from rich.progress import Progress
 
@@ -24,6 +25,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep",
         choices=("mixed-speeds", "quorum", "scavenging"),
         help="the real protocol in virtual time: table 5, all quorums, table 4",
+    )
+    parser.add_argument(
+        "--tape",
+        type=Path,
+        metavar="OUT.toml",
+        help="write an experiment in which real training follows these chips' failures",
+    )
+    parser.add_argument(
+        "--tape-minutes", type=float, default=30.0, help="with --tape: how much of it (default 30)"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -56,6 +66,12 @@ def _one(options: argparse.Namespace) -> int:
         problems.append("--no-elasticity is the data-parallel baseline: it takes --learners 1")
     if problems:
         raise SpecError("simulate", problems)
+    if options.tape is not None:
+        from harness.commands import tapes
+
+        return tapes.execute(
+            cluster, options.seed, options.tape, options.tape_minutes, as_json=options.json
+        )
     outcome = simulate(cluster, options.seed)
     if options.json:
         sys.stdout.write(json.dumps({"cluster": asdict(cluster), **asdict(outcome)}) + "\n")

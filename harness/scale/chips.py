@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.seeds import stream
 
@@ -103,6 +103,10 @@ class LearnerTimeline:
     useful_s: float
     stalls: list[tuple[float, float]]
     failures: int
+    pace: float = 1.0
+    """Its speed with all slices in; 1 is nominal."""
+    shares: list[tuple[float, float]] = field(default_factory=list)
+    """(from when on, share of its slices that are in), at every change."""
 
 
 def simulate(cluster: Cluster, seed: int) -> Outcome:
@@ -139,6 +143,7 @@ def learner_timeline(cluster: Cluster, horizon_s: float, draw: random.Random) ->
     out: list[float] = []  # heap of instants at which slices come back
     now, useful, failures = 0.0, 0.0, 0
     stalls: list[tuple[float, float]] = []
+    shares = [(0.0, 1.0)]
     # Failures of chips that are in, per second of stepping, for one slice.
     slice_rate = cluster.chips / cluster.learners / slices / cluster.mtbi_chip_s
     while now < horizon_s:
@@ -159,9 +164,10 @@ def learner_timeline(cluster: Cluster, horizon_s: float, draw: random.Random) ->
         failures += failed
         if now > began:
             stalls.append((began, min(now, horizon_s)))
+        shares.append((now, (slices - len(out)) / slices))
         now += step_s
         useful += step_s * (slices - len(out)) / slices * pace
-    return LearnerTimeline(min(useful, horizon_s), stalls, failures)
+    return LearnerTimeline(min(useful, horizon_s), stalls, failures, pace, shares)
 
 
 def _until_failure(

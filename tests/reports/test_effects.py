@@ -42,6 +42,8 @@ def test_every_known_kind_has_its_evidence() -> None:
     [
         (Kill("learner-1", 4.03), "exit", 4.03, "its process ended with signal 9"),
         (Pause("learner-1", 4.0, 1.5), "stopped", 4.0, "no step ended for 1.50 s"),
+        # Less than three steps: only the one that it hit tells of it.
+        (Pause("learner-1", 4.03, 0.25), "stopped", 4.029, "a step took 0.25 s more than 0.10 s"),
         (Straggle("learner-1", 4.0, 1.5), "slowed", 4.0, "took 0.300 s instead of 0.100 s"),
         (Cut("learner-1", 4.0, 2.0), "link", 5.0, "syncer lost its link to learner-1: silent"),
         # Shorter than the silence that would be noticed: only the missing merges show it.

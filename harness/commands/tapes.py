@@ -1,0 +1,70 @@
+"""``diloco-chaos simulate --tape OUT.toml``: failing chips, with real training on them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from harness.errors import SpecError
+from harness.fuzz.write import to_toml
+from harness.scale.chips import Cluster, simulate
+from harness.scale.tapes import Excerpt, excerpt, experiment, trace
+
+
+def execute(cluster: Cluster, seed: int, path: Path, minutes: float, *, as_json: bool) -> int:
+    """Write the experiment and its trace; say what goodput it should have, and whose.
+
+    Raises :class:`SpecError` for what cannot be simulated, trained or written.
+    """
+    if path.suffix != ".toml":
+        raise SpecError("simulate --tape", [f"{path} must end in .toml"])
+    try:
+        found = excerpt(cluster, seed, 60 * minutes)
+    except ValueError as error:
+        raise SpecError("simulate --tape", str(error).split("; ")) from error
+    beside = path.with_suffix(".csv")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(trace(found), encoding="utf-8")
+        path.write_text(to_toml(experiment(found, beside.name), _remarks(found)), encoding="utf-8")
+    except OSError as error:
+        raise SpecError("simulate --tape", [f"cannot write {path}: {error}"]) from error
+    long_run = simulate(cluster, seed).goodput
+    repeat = shlex.join(["diloco-chaos", "run", str(path), "--replay"])
+    if as_json:
+        told = {
+            "spec": str(path),
+            "trace": str(beside),
+            "stalls": sum(map(len, found.stalls)),
+            "goodput_run_expected": found.expected,
+            "mean_speed": found.speed,
+            "goodput_chips_excerpt": found.goodput,
+            "goodput_chips": long_run,
+            "run": repeat,
+        }
+        sys.stdout.write(json.dumps(told) + "\n")
+        return 0
+    sys.stdout.write(
+        f"{path} and {beside}: {minutes:g} minutes of {cluster.learners} learners on "
+        f"{cluster.chips:,} chips, {sum(map(len, found.stalls))} stalls (seed {seed})\n"
+        f"goodput of the chips: {long_run:.1%} over {cluster.days:g} days, {found.goodput:.1%} in "
+        "these minutes\n"
+        f"goodput of the run: {found.expected:.1%} expected; times {found.speed:.3f}, the mean "
+        "share of slices that are in, it is the chips'\n"
+        f"train on it: {repeat}\n"
+    )
+    return 0
+
+
+def _remarks(found: Excerpt) -> list[str]:
+    cluster = found.cluster
+    return [
+        f"Synthetic tape: {cluster.learners} learners on {cluster.chips:,} simulated chips, seed "
+        f"{found.seed}.",
+        "A learner freezes while it reconfigures; slices that are out make its chip slower.",
+        f"Goodput of the run: {found.expected:.1%} expected; times {found.speed:.3f} (the mean "
+        "share of slices",
+        f"that are in) it is the goodput of the chips: {found.goodput:.1%} in these minutes.",
+    ]
