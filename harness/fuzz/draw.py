@@ -24,6 +24,10 @@ def draw(seed: int) -> Table:
     """The experiment of ``seed``; run it with the same seed."""
     rng = stream(seed, "fuzz")
     params = _params(rng)
+    # From a stream of its own: whether there are checkpoints changes nothing else.
+    apart = stream(seed, "fuzz", "checkpoints")
+    if apart.random() < 0.4:
+        params["checkpoint_every"] = apart.choice((3, 5, 8, 20))
     learners = [f"learner-{i}" for i in range(params["learners"])]
     calm = rng.random() < 0.5
     count = rng.randint(1, 3) if calm else rng.randint(4, 12)

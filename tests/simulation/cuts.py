@@ -29,6 +29,8 @@ from targets.diloco.messages import KeepPart, Push, Report
 from targets.diloco.target import DilocoTarget
 
 SYNCER = "syncer"
+NEAR = 300
+"""Messages before a cut that are looked at: more than are ever on their way on a link."""
 Place = tuple[int, int]
 """(number of the call, place in it): an order of everything in the run."""
 
@@ -50,8 +52,8 @@ class Run:
         self.target = checked.target
         self.sent: dict[int, tuple[Place, str, Any]] = {}
         """Identity of a message to where it was sent, by whom, and the message itself."""
-        self.received: list[tuple[Place, str, str, Any]] = []
-        """Where it was received, by whom, from whom."""
+        self.received: dict[tuple[str, str], list[tuple[Place, Any]]] = {}
+        """(By whom, from whom) to where each message was received, in order."""
         self.cuts: dict[tuple[str, int, int], Place] = {}
         """(unit, incarnation, marker) to where the unit made its cut."""
         self._calls = 0
@@ -104,15 +106,14 @@ class Run:
         """Reports and pushes of ``name`` that crossed the cut, in the order of arrival."""
         own = self.cuts[SYNCER, complete.incarnation, complete.marker]
         theirs = self.cuts[name, complete.members[name], complete.marker]
-        return [
-            m
-            for place, unit, sender, m in self.received
-            if (unit, sender) == (SYNCER, name)
-            and place > own
-            and isinstance(m, Report | Push)
-            and self.sent[id(m)][0] < theirs
-            and m.incarnation == complete.members[name]
-        ]
+        found = []
+        for place, m in self.received.get((SYNCER, name), ()):
+            if place > own and isinstance(m, Report | Push):
+                if self.sent[id(m)][0] > theirs:
+                    break  # links keep their order
+                if m.incarnation == complete.members[name]:
+                    found.append(m)
+        return found
 
     def _cut(self, complete: SnapshotComplete, name: str, life: int) -> list[Violation]:
         marker = complete.marker
@@ -121,13 +122,13 @@ class Run:
         if theirs is None:
             return [Violation("cut", f"{name} has no cut for {marker} and is a member")]
         found: list[Violation] = []
-        for place, unit, sender, m in self.received:
-            if id(m) not in self.sent or {unit, sender} != {SYNCER, name}:
-                continue
+        for unit, sender in ((SYNCER, name), (name, SYNCER)):
             mine, other = (own, theirs) if unit == SYNCER else (theirs, own)
-            if place < mine and self.sent[id(m)][0] > other and self._of(m, life, unit):
-                text = f"{unit} received {type(m).__name__} before its cut {marker}"
-                found.append(Violation("cut", f"{text}, {sender} sent it after its own"))
+            early = [m for place, m in self.received.get((unit, sender), ()) if place < mine]
+            for m in early[-NEAR:]:
+                if self.sent[id(m)][0] > other and self._of(m, life, unit):
+                    text = f"{unit} received {type(m).__name__} before its cut {marker}"
+                    found.append(Violation("cut", f"{text}, {sender} sent it after its own"))
         if marker in self.target.parts(SYNCER).markers(sealed=True):
             _, recorded = self.target.parts(SYNCER).sealed(marker)
             got = [m for who, m in recorded if who == name]
@@ -150,7 +151,8 @@ class Run:
             if isinstance(event, Received):
                 # A learner cuts before it acts on the marker, the syncer after what led to the cut.
                 place = (self._calls, -1 if unit == SYNCER else 1 << 30)
-                self.received.append((place, unit, event.sender, event.message))
+                pair = self.received.setdefault((unit, event.sender), [])
+                pair.append((place, event.message))
             effects: list[Any] = sound(event, now_ns)
             for index, effect in enumerate(effects):
                 if isinstance(effect, Send):
