@@ -31,6 +31,7 @@ from harness.sim.network import Link
 from targets.base import Save, Send, Started, Work
 from targets.diloco.admission import Expected
 from targets.diloco.arrays import Merged, Outer
+from targets.diloco.checkpointing import Checkpointing
 from targets.diloco.evaluation import Evaluations
 from targets.diloco.learner import Learner
 from targets.diloco.messages import Adopt, Fragment, Push
@@ -748,3 +749,21 @@ def _(patch: Patch) -> None:
         return replace(row, merged=2 * row.merged, in_flight=row.in_flight - row.merged)
 
     patch.setattr(reports.tokens, "_fragment", fragment)
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+@mutant("marker-ignored", "learners do not cut when they hear of the marker", "checkpoints")
+def _(patch: Patch) -> None:
+    patch.setattr(Checkpointing, "passed", lambda self, clock: 0)
+
+
+@mutant("cut-late", "a learner cuts only some steps after the marker", "checkpoints")
+def _(patch: Patch) -> None:
+    sound = Checkpointing.passed
+
+    def passed(self: Any, clock: dict[str, int]) -> int:
+        return sound(self, {n: max(0, c - 6) if n == "syncer" else c for n, c in clock.items()})
+
+    patch.setattr(Checkpointing, "passed", passed)
