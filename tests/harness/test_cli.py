@@ -133,3 +133,42 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         main([command, "--help"])
     assert caught.value.code == 0
     assert COMMANDS[command] in capsys.readouterr().out
+
+
+UNFIT = """
+title = "Faults that cannot apply"
+duration_s = 5
+[target]
+name = "diloco"
+params = { learners = 2, fragments = 2, sync_every = 2, trainer = "scripted" }
+[[fault]]
+kind = "straggle"
+where = "syncer"
+factor = 2.0
+at_s = 1
+[[fault]]
+kind = "torn_write"
+where = "learner-1"
+at_s = 1
+[[fault]]
+kind = "kill"
+where = "proxy"
+at_s = 1
+[[fault]]
+kind = "disk_full"
+at_s = 1
+"""
+
+
+def test_faults_that_cannot_apply_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "unfit.toml"
+    spec.write_text(UNFIT)
+    assert main(["run", str(spec), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "f1.where: syncer: straggle cannot apply: it takes no training steps" in error
+    assert "f2.where: learner-1: torn_write cannot apply: it keeps no durable state" in error
+    assert "f3.where: proxy: kill cannot apply" in error
+    assert "f4" not in error, "drawn among those to which it applies"
+    assert not (tmp_path / "run").exists()
