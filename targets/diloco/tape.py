@@ -334,10 +334,7 @@ class _Reading:
                 out.append(Rollback(line, p, event.version, content, event.digest, copy))
             elif event.version != newest.get(p, 0) + 1:
                 lost.add(p)
-                self.problems.append(
-                    f"fragment {p} goes from version {newest.get(p, 0)} to {event.version} in "
-                    f"line {line}: what came between them was not told"
-                )
+                self.problems.append(_leap(line, p, newest.get(p, 0), event.version))
                 continue
             else:
                 out.append(self._commit(line, event))
@@ -430,6 +427,15 @@ class _Reading:
         if following.problem:
             self.problems.append(following.problem)
         return following.ops
+
+
+def _leap(line: int, fragment: int, before: int, after: int) -> str:
+    if after <= before:
+        return f"line {line} commits version {after} of fragment {fragment} after version {before}"
+    return (
+        f"fragment {fragment} goes from version {before} to {after} in line {line}: what came "
+        "between them was not told"
+    )
 
 
 def _content(back: RolledBack) -> int:

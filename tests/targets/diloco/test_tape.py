@@ -274,6 +274,13 @@ def without(index: int) -> Edit:
     return edit
 
 
+def repeated(index: int) -> Edit:
+    def edit(events: list[AnyEvent]) -> None:
+        events.append(events[index])
+
+    return edit
+
+
 def swapped(a: int, b: int) -> Edit:
     def edit(events: list[AnyEvent]) -> None:
         events[a], events[b] = events[b], events[a]
@@ -289,6 +296,7 @@ def swapped(a: int, b: int) -> Edit:
         (without(3), "fragment 0 goes from version 0 to 2 in line 8"),
         (without(5), "its own lines say version 0 since step 0"),
         (without(6), "its step 4, which was merged, is in no line"),
+        (repeated(3), "line 10 commits version 1 of fragment 0 after version 2"),
         (swapped(4, 5), "it speaks of local step 3 after step 2"),
     ],
 )
