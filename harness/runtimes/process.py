@@ -38,6 +38,7 @@ from harness.runtimes.memory import MemoryGroup, Squeeze, find_memory
 from harness.runtimes.places import Ports, cache_dir
 from harness.runtimes.process_options import read_options, unit_environment
 from harness.runtimes.proxy_server import ProxyServer
+from harness.runtimes.swapfile import SwapFile
 from targets.base import Target, UnitSpec
 from targets.unit_config import UnitConfig, write_unit_config
 
@@ -272,10 +273,8 @@ class ProcessRuntime:
 
     def _tune(self, unit: str, tuning: Tuning) -> str:
         path = self._control_file(unit)
-        fresh = path.with_suffix(".tmp")
         try:
-            fresh.write_bytes(msgspec.json.encode(tuning))
-            fresh.replace(path)  # the unit reads a whole file or the one before it
+            SwapFile(path).write(msgspec.json.encode(tuning))
         except OSError as error:
             raise ControlError(f"cannot write {path}: {error}") from error
         return ""
