@@ -14,7 +14,7 @@ from faults.base import Trait
 LACKING: Mapping[Trait, str] = {
     "steps": "it takes no training steps",
     "updates": "it pushes no updates",
-    "durable": "it keeps no durable state",
+    "durable": "it keeps no durable state that its restart needs",
     "link": "it has no link to another unit",
     "proxy": "it is not what carries the links",
 }

@@ -225,7 +225,8 @@ def _longer(
     cast: Sequence[Shadow],
 ) -> Effect | None:
     begin, until = _span(history, window)
-    before, during = _around(history.steps(window.unit), begin, until)
+    nearby = history.steps_between(window.unit, begin - _BEFORE_NS, until)
+    before, during = _around(nearby, begin, until)
     during = [s for s in during if lit_ns(s.event.began_at_ns, s.event.t_ns, cast) == _length(s)]
     if len(before) < _SAMPLES_MIN or not during:
         return None
@@ -425,14 +426,6 @@ def _traces(history: History, unit: str, since: int, until: int) -> Iterator[tup
         if joined.event.source == "initial" and joined.event.step < last:
             says = f"it began at step {joined.event.step}, and had been at step {last}"
             yield joined.event.t_ns, joined.line, says
-    every = history.run.params.get("checkpoint_every")
-    steps = {s.event.step for s in history.steps(unit) if s.event.t_ns <= since}
-    if steps and isinstance(every, int):
-        for world in history.worlds:
-            e2 = world.event
-            if since <= e2.t_ns <= until and unit in e2.members and e2.step + every < max(steps):
-                says = f"the world went back to step {e2.step}, from step {max(steps)}"
-                yield e2.t_ns, world.line, says
 
 
 def proxy_ended(history: History, window: FaultWindow, casts: Casts) -> Effect | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from faults.base import Damage
 from harness.errors import SpecError
 from harness.events import UnitInfo
 from targets import parameters
@@ -68,7 +67,8 @@ class SpmdTarget:
             info,
             links=(LAUNCHER,),
             config={"index": number},
-            traits=frozenset({"steps", "durable", "link"}),
+            # No "durable": a worker that lost its checkpoints takes the state from any other one.
+            traits=frozenset({"steps", "link"}),
         )
 
     def fragments(self) -> tuple[int, ...]:
@@ -99,15 +99,6 @@ class SpmdTarget:
             self._world = SharedWorld(self.checked, self.seed, {n: {} for n in self._disks})
         number = self.checked.names().index(unit)
         return GradientWorker(self.checked, self._disks[unit], world=self._world, number=number)
-
-    def damage(self, unit: str, how: Damage) -> str:
-        """Damage the checkpoints that a simulated worker left on its disk; says what was done."""
-        held = self._disks.get(unit)
-        if not held:
-            return ""
-        gone = len(held) if how == "lose" else 1
-        del held[-gone:]
-        return f"{gone} checkpoints gone"
 
     def module(self) -> str:
         """What a real unit runs."""
