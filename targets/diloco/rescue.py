@@ -98,6 +98,8 @@ class Rescue:
     def gone(self, name: str) -> bool:
         """Its link is lost; whether it owed something, so that others must be asked."""
         self._here.pop(name, None)
+        if not self._here and not self._decided:
+            self._until = NEVER  # whoever comes first now is the first
         return any(found.donor == name for found in self.owed.values())
 
     def ready(self, now: int) -> bool:

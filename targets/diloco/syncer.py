@@ -343,7 +343,7 @@ class Syncer:
                 self._not_before = NEVER
             self._take_up(found)
             self._open_for_business()
-        elif self._rescue.active and self._now >= self._rescue.due_ns():
+        elif self._rescue.owed and self._now >= self._rescue.due_ns():
             self._take_up(self._rescue.anew(self._now))
         self._rescue_due = self._rescue.due_ns()
 

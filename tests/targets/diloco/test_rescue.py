@@ -110,6 +110,22 @@ def test_learners_without_state_wait_for_one_that_has_some() -> None:
     )
 
 
+def test_who_was_heard_and_went_away_again_does_not_decide() -> None:
+    s = bereft()
+    s.hello(0, (7, 6))
+    s.do(Disconnected("learner-0", "reset"))
+    wait(s, 10 * wait_ns(s.params) / 1e6)
+    assert s.sent(m.NeedState) == {}
+    s.hello(1, (7, 6))
+    assert asked(s) == [], "the others have their time from now on"
+    wait(s, wait_ns(s.params) / 1e6, 1)
+    assert asked(s) == ["learner-1"]
+    for job in hand_over(s, 1, 7, 6):
+        s.do(WorkDone(job, m.Recommitted(PAYLOAD, "new")))
+    s.report(1, 1)
+    assert s.sent(m.Pull), "and it merges again"
+
+
 def test_a_donor_that_dies_is_replaced() -> None:
     s = bereft()
     for index in range(3):
