@@ -107,13 +107,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         catalogue.find("no-such-thing", gates=GATES)
 
 
+CALM = {"noop", "wan-decoupled", "wan-lockstep", "resume-first"}
+"""Those that show what the machinery, distance or a checkpoint costs without any fault."""
+
+
 @pytest.mark.parametrize("name", catalogue.names())
 def test_built_in_experiments_are_sound(name: str) -> None:
     draft = catalogue.find(name, gates=GATES)
     assert draft.problems == ()
     checked = check(draft, seed=3)
-    # Some are there to show what the machinery, or distance, costs without any fault.
-    assert (checked.planned != ()) == (name not in ("noop", "wan-decoupled", "wan-lockstep"))
+    assert (checked.planned != ()) == (name not in CALM)
 
 
 def test_the_schema_names_every_fault_and_gate() -> None:
