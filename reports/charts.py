@@ -78,6 +78,7 @@ def rate_chart(analysis: Analysis) -> Markup:
     scale = scale_of(analysis)
     bins = min(160, max(1, scale.span_ns // 500_000_000))
     tokens = [0.0] * bins
+    edges = [scale.start_ns + scale.span_ns * column // bins for column in range(bins + 1)]
     for unit in history.learners:
         for seen in history.steps(unit):
             step = seen.event
@@ -87,10 +88,12 @@ def rate_chart(analysis: Analysis) -> Markup:
             low = max(0, (step.began_at_ns - scale.start_ns) * bins // scale.span_ns)
             high = min(bins - 1, (step.t_ns - 1 - scale.start_ns) * bins // scale.span_ns)
             for column in range(low, high + 1):
-                begin = scale.start_ns + scale.span_ns * column // bins
-                end = scale.start_ns + scale.span_ns * (column + 1) // bins
-                inside = min(end, step.t_ns) - max(begin, step.began_at_ns)
-                tokens[column] += step.tokens * max(0, inside) / length
+                begin, end = edges[column], edges[column + 1]
+                inside = (end if end < step.t_ns else step.t_ns) - (
+                    begin if begin > step.began_at_ns else step.began_at_ns
+                )
+                if inside > 0:
+                    tokens[column] += step.tokens * inside / length
     seconds = scale.span_ns / 1e9 / bins
     rates = [count / seconds for count in tokens]
     top = max(rates, default=0.0)

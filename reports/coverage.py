@@ -88,6 +88,8 @@ class Coverage:
 
 def coverage(history: History, until_ns: int | None = None) -> Coverage:
     """The coverage by merges committed until ``until_ns`` (None: by all of them)."""
+    if until_ns is not None and history.merges and history.merges[-1].event.t_ns <= until_ns:
+        until_ns = None  # merges are in order of time, so these are all of them
     known: Coverage | None = history.memo.get(("coverage", until_ns))
     if known is None:
         known = history.memo["coverage", until_ns] = _coverage(history, until_ns)

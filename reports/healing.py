@@ -185,7 +185,7 @@ def _first_step(
 ) -> int | None:
     if origin is None or (died and later is None) or not stood:
         return None
-    for seen in history.steps(unit):
+    for seen in history.steps_between(unit, origin, 1 << 62):
         if seen.event.t_ns > origin:
             return seen.event.t_ns
     return None

@@ -7,11 +7,11 @@ journal that is cut, torn or out of order gives a history whose ``problems`` say
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from operator import attrgetter
+from operator import attrgetter, le
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,27 @@ class History:
                 return None if life.ended_by(t_ns) else life
         return None
 
-    def steps(self, unit: str) -> Iterable[Seen[ev.Step]]:
+    def steps(self, unit: str) -> Sequence[Seen[ev.Step]]:
         """Every inner step of ``unit``, life after life."""
-        for life in self.lives.get(unit, ()):
-            yield from life.steps
+        found: list[Seen[ev.Step]] | None = self.memo.get(("steps", unit))
+        if found is None:
+            found = [s for life in self.lives.get(unit, ()) for s in life.steps]
+            self.memo["steps", unit] = found
+        return found
+
+    def steps_between(self, unit: str, since_ns: int, until_ns: int) -> Sequence[Seen[ev.Step]]:
+        """At least those steps of ``unit`` that end at or after ``since_ns`` and begin before
+        ``until_ns``; where a journal is out of order, all of them."""
+        steps = self.steps(unit)
+        times = self.memo.get(("times", unit))
+        if times is None:
+            begins = [s.event.began_at_ns for s in steps]
+            ends = [s.event.t_ns for s in steps]
+            ordered = all(map(le, begins, begins[1:])) and all(map(le, ends, ends[1:]))
+            times = self.memo["times", unit] = (begins, ends) if ordered else ()
+        if not times:
+            return steps
+        return steps[bisect_left(times[1], since_ns) : bisect_left(times[0], until_ns)]
 
     def noticed(self, unit: str, after_ns: int) -> Seen[ev.Event] | None:
         """The first event at or after ``after_ns`` in which another unit acted on ``unit``'s

@@ -60,6 +60,17 @@ class Life:
         """Local step numbers, in the order of ``steps`` (which is by step number)."""
         return [s.event.step for s in self.steps]
 
+    @cached_property
+    def _adoptions(self) -> dict[int, list[Seen[Adopted]]]:
+        found: dict[int, list[Seen[Adopted]]] = {}
+        for seen in self.adopted:
+            found.setdefault(seen.event.fragment, []).append(seen)
+        return found
+
+    def adoptions(self, fragment: int) -> list[Seen[Adopted]]:
+        """When this life overwrote ``fragment``, in order; not to be asked before all is read."""
+        return self._adoptions.get(fragment, [])
+
     @property
     def first_step(self) -> Seen[Step] | None:
         """The first inner step of this life."""

@@ -113,14 +113,8 @@ def lost_through(life: Life, fragment: int, end_ns: int) -> int | None:
     None when that is all of them because the life is over."""
     if life.ended_by(end_ns):
         return None
-    return max(
-        (
-            a.event.step
-            for a in life.adopted
-            if a.event.fragment == fragment and a.event.t_ns <= end_ns
-        ),
-        default=-1,
-    )
+    steps = [a.event.step for a in life.adoptions(fragment) if a.event.t_ns <= end_ns]
+    return max(steps, default=-1)
 
 
 def _weighted(rows: tuple[FragmentTokens, ...], trained: int) -> tuple[int, int, int]:

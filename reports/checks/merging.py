@@ -168,12 +168,23 @@ def _dead_before(history: History, event: Merged, part: Contribution) -> str:
     life = history.life(part.unit, part.incarnation)
     if life is not None and life.exit is not None and life.exit.event.t_ns < opened:
         return f"it had exited {(event.t_ns - life.exit.event.t_ns) / 1e9:.2f} s before"
+    if part.incarnation >= _newest(history, part.unit):
+        return ""
     newer = [
         lf
         for lf in history.lives.get(part.unit, ())
         if (lf.incarnation or 0) > part.incarnation and lf.joined and lf.joined.event.t_ns < opened
     ]
     return f"incarnation {newer[0].incarnation} had already taken over" if newer else ""
+
+
+def _newest(history: History, unit: str) -> int:
+    """The highest incarnation of ``unit``; 0 for one that never lived."""
+    known: int | None = history.memo.get(("newest", unit))
+    if known is None:
+        known = max((lf.incarnation or 0 for lf in history.lives.get(unit, ())), default=0)
+        history.memo["newest", unit] = known
+    return known
 
 
 def finite(e: Evidence) -> Finding:

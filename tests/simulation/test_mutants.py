@@ -8,7 +8,7 @@ import pytest
 
 from harness.fuzz.campaign import complaint
 from harness.fuzz.draw import draw
-from harness.fuzz.shrink import shrink
+from harness.fuzz.shrink import shrink, thinned
 from reports.violations import Violation, judge
 from targets.diloco.replay import follow
 from targets.diloco.tape import build
@@ -19,6 +19,9 @@ from tests.simulation.helpers import fault
 pytestmark = pytest.mark.slow
 
 AT_LEAST = 25
+
+FAULTS_MAX = 3
+"""So many faults at most are left when an experiment that shows a bug was shrunk."""
 
 EXTRA: dict[str, list[Any]] = {
     "kill": [fault("kill", "learner-0", 6), fault("kill", "learner-0", 16)],
@@ -80,12 +83,16 @@ def hunt(mutant: Mutant, patch: pytest.MonkeyPatch) -> tuple[int, list[Violation
 def shrunk(
     mutant: Mutant, patch: pytest.MonkeyPatch, seed: int, *, seconds: float
 ) -> dict[str, Any]:
-    """The smallest part of the experiment of ``seed`` in which a named check still speaks."""
+    """A part of the experiment of ``seed`` in which a named check still speaks, with as few faults
+    as the fuzzer's shrinking gets to; once those are few enough, what else is in it stays."""
 
     def fails(table: dict[str, Any]) -> bool:
         return any(v.check in mutant.checks for v in look(mutant, patch, table, seed))
 
-    return shrink(experiment(mutant, seed), fails, seed=seed, seconds=seconds)
+    table = thinned(experiment(mutant, seed), fails)
+    if len(table["fault"]) > FAULTS_MAX:
+        table = shrink(table, fails, seed=seed, seconds=seconds)
+    return table
 
 
 def test_there_are_enough_mutants() -> None:
@@ -100,6 +107,19 @@ def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         seeds, found = hunt(mutant, monkeypatch)
     names = {v.check for v in found}
     assert names & mutant.checks, f"{mutant.bug}: after {seeds} seeds {found[:5]}"
+
+
+@pytest.mark.parametrize("name", ["grace-ignores-stalls", "version-reused", "merges-what-came"])
+def test_shrunk_to_few_faults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample; ``python -m tests.mutant_table`` looks at all of them."""
+    mutant = MUTANTS[name]
+    with monkeypatch.context() as patch:
+        mutant.plant(patch)
+        seeds, _ = hunt(mutant, monkeypatch)
+        table = shrunk(mutant, monkeypatch, seeds - 1, seconds=120.0)
+        left = {v.check for v in look(mutant, monkeypatch, table, seeds - 1)}
+    assert len(table["fault"]) <= FAULTS_MAX
+    assert left & mutant.checks
 
 
 @pytest.mark.parametrize("name", sorted({m.must for m in MUTANTS.values()}))
