@@ -192,6 +192,7 @@ class LearnerWorker:
                 return None
             case LoadAll(payloads=payloads):
                 opened = [self.opener.open(p, payload) for p, payload in enumerate(payloads)]
+                self.opener.forget_parts()  # of a donor that did not come to its end
                 self.trainer.load([tensors for _, tensors in opened])
                 self._loaded = True
                 self._received.forget()
@@ -288,18 +289,10 @@ class LearnerWorker:
         if len(job.payloads) != STATE_KINDS * count:
             raise codec.PayloadError("layout", f"{len(job.payloads)} parts for {count} fragments")
         opened = [
-            self._split(number // STATE_KINDS, self._open(number // STATE_KINDS, payload))
-            for number, payload in enumerate(job.payloads)
+            self.opener.open_part(number, payload) for number, payload in enumerate(job.payloads)
         ]
         params, first, second = (opened[which::STATE_KINDS] for which in range(STATE_KINDS))
         return State(params, first, second, job.trained, job.moments)
-
-    def _open(self, fragment: int, payload: Payload) -> Flat:
-        anchor = self._received.anchor(fragment)
-        return codec.unpack(payload, self.layout.elements[fragment], anchor)
-
-    def _split(self, fragment: int, flat: Flat) -> Arrays:
-        return codec.split(flat, self.layout.shapes(fragment))
 
 
 def _described(snapshot: Snapshot) -> StateCopy:

@@ -9,7 +9,14 @@ import pytest
 from targets.diloco import codec
 from targets.diloco.anchors import Received
 from targets.diloco.early import EarlySink, Opener
-from targets.diloco.messages import Fragment, Heartbeat, Message, Payload
+from targets.diloco.messages import (
+    STATE_KINDS,
+    Fragment,
+    Heartbeat,
+    Message,
+    Payload,
+    StatePart,
+)
 from targets.diloco.trainers.base import Layout, Tensor
 
 LAYOUT = Layout.of(
@@ -74,6 +81,24 @@ def test_a_change_waits_for_what_it_is_a_change_of() -> None:
     assert subject.open(0, change)[0].tobytes() == meant.tobytes()
 
 
+def test_parts_of_a_state_are_opened_by_number_and_forgotten_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject, parts = opener()[0], [fragment(n // STATE_KINDS, float(n)) for n in range(6)]
+    for number, payload in enumerate(parts):
+        subject.early_part(number, payload)
+    assert [t[0].flat[0] for t in map(subject.open_part, range(6), parts)] == [0, 1, 2, 3, 4, 5]
+    bad = msgspec.structs.replace(parts[4], digest="0" * 32)
+    subject.early_part(4, bad)
+    with pytest.raises(codec.PayloadError, match="checksum"):
+        subject.open_part(4, bad)
+    subject.early_part(5, parts[5])
+    subject.forget_parts()
+    monkeypatch.setattr(codec, "unpack", lambda *_: pytest.fail("opened a second time"))
+    with pytest.raises(pytest.fail.Exception):
+        subject.open_part(5, parts[5])
+
+
 class Heard:
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -97,15 +122,21 @@ def test_the_sink_hears_everything_and_fragments_are_open_by_then() -> None:
     payload = fragment(1, 3.0)
     message = Fragment(fragment=1, version=1, committed=1, payload=payload, clock={})
     beat = Heartbeat(1, False, {})
+    part = StatePart(4, 1, payload, {})
+    stray = StatePart(99, 1, payload, {})  # of a state that is cut up otherwise
     sink.connected("syncer")
     sink.received("syncer", message)
     sink.received("syncer", beat)
+    sink.received("learner-1", part)
+    sink.received("learner-1", stray)
     sink.noted("frame-refused", "x")
     sink.disconnected("syncer", "why")
     assert heard.calls == [
         ("connected", "syncer"),
         ("received", "syncer", message),
         ("received", "syncer", beat),
+        ("received", "learner-1", part),
+        ("received", "learner-1", stray),
         ("noted", "frame-refused", "x"),
         ("disconnected", "syncer", "why"),
     ]
