@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from harness import suite as suites
-from harness.commands import together
+from harness.commands import resuming, together
 from harness.errors import ChaosError, SpecError
 from harness.rundir import new_run_id
 from harness.suite import Suite
@@ -43,8 +43,8 @@ class Task:
     seed: int
     folder: str
     options: argparse.Namespace
-    after: str | None
-    """Folder of the member, of the same seed, whose run must be there before."""
+    after: frozenset[str | None]
+    """Folders of the members, of the same seed, whose runs must be there before."""
 
 
 def execute(suite: Suite, options: argparse.Namespace, one: One) -> int:
@@ -101,7 +101,7 @@ def _tasks(
     for seed in chosen:
         for member, folder in order:
             spec = together.member(suite, member)
-            after = together.controlling(suite, spec)
+            control, earlier = together.controlling(suite, spec), resuming.member(suite, spec)
             place = out / f"seed-{seed}"
             given = {
                 **vars(options),
@@ -109,11 +109,12 @@ def _tasks(
                 "seed": seed,
                 "seeds": None,
                 "out": place / folder,
-                "control": None if after is None else place / after,
+                "control": None if control is None else place / control,
+                "resume": None if earlier is None else place / earlier,
                 "quiet": True,
                 "execute": None,
             }
-            yield Task(seed, folder, argparse.Namespace(**given), after)
+            yield Task(seed, folder, argparse.Namespace(**given), frozenset({control, earlier}))
 
 
 def _only_simulated(suite: Suite, options: argparse.Namespace) -> None:
@@ -143,7 +144,7 @@ def _carry_out(tasks: Sequence[Task], jobs: int, one: One) -> Iterator[tuple[Tas
         try:
             while waiting or running:
                 pending = {(t.seed, t.folder) for t in [*waiting, *running.values()]}
-                for task in [t for t in waiting if (t.seed, t.after) not in pending]:
+                for task in [t for t in waiting if not _blocked(t, pending)]:
                     if len(running) >= jobs:
                         break
                     waiting.remove(task)
@@ -152,6 +153,10 @@ def _carry_out(tasks: Sequence[Task], jobs: int, one: One) -> Iterator[tuple[Tas
                     yield (running.pop(future), *future.result())
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _blocked(task: Task, pending: set[tuple[int, str]]) -> bool:
+    return any((task.seed, folder) in pending for folder in task.after if folder)
 
 
 def _end_with_parent() -> None:

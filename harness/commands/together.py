@@ -99,10 +99,10 @@ def in_order(suite: Suite) -> list[tuple[str, str]]:
     }
     found: list[tuple[str, str]] = []
     while waiting:
-        free = [f for f in waiting if not needs[f] & waiting.keys()]
-        if not free:
+        folder = next((f for f in waiting if not needs[f] & waiting.keys()), None)
+        if folder is None:
             raise SpecError(suite.name, [f"together: {', '.join(waiting)} wait for each other"])
-        found += [(waiting.pop(f), f) for f in free]
+        found.append((waiting.pop(folder), folder))
     return found
 
 
