@@ -146,7 +146,11 @@ def compose(
     reach: Callable[[], None] | None = getattr(live, "reach", None)
     if reach is not None:
         reach()
-    notes = resumed(checked.target, resume) if resume is not None else []
+    notes = []
+    if resume is not None:
+        notes = resumed(checked.target, resume)
+    elif spec.head.resume is not None:
+        notes = [f"begins anew: no run was given to go on from ({spec.head.resume})"]
     plan = Plan(
         checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.events import Merged
 from reports import schema
+from reports.checkpoints import checkpoints
 from reports.checks import Answer, run_checks
 from reports.checks.base import Evidence
 from reports.effects import FaultFact, judge_faults
@@ -81,6 +82,7 @@ def analyse(history: History) -> Analysis:
         quality=quality,
         network=network,
         residue=residue,
+        checkpoints=checkpoints(history),
     )
     return Analysis(history, ledger, facts, healing, answers, report)
 

@@ -112,6 +112,7 @@ def environment() -> jinja2.Environment:
     env.filters["percent"] = text.percent
     env.filters["duration"] = text.duration
     env.filters["count"] = text.count
+    env.filters["checkpoints"] = text.checkpoints_line
     # The stylesheet is ours and must not be escaped; nothing from a run ever goes into it.
     env.globals["css"] = Markup((_HERE / "report.css").read_text())
     return env

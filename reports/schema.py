@@ -273,6 +273,26 @@ class Residue(Part, frozen=True, kw_only=True):
     scanned: bool
 
 
+class Checkpoints(Part, frozen=True, kw_only=True):
+    """Checkpoints of the whole cluster, and what the run went on from."""
+
+    begun: int
+    complete: int
+    bytes: int | None
+    """All parts of the newest complete one."""
+    part_p50_s: float | None
+    """From a unit's cut until its part was durable, in the background."""
+    complete_p50_s: float | None
+    """From the syncer's cut until all of it was."""
+    in_flight_max: int
+    """Most messages of one learner that crossed a cut."""
+    resumed_run: str
+    """The earlier run; empty for one that began anew."""
+    resumed_step: int | None
+    resumed_parts: int
+    """Learners that went on from parts of their own."""
+
+
 class Report(Part, frozen=True, kw_only=True):
     """All of report.json."""
 
@@ -288,6 +308,7 @@ class Report(Part, frozen=True, kw_only=True):
     quality: Quality
     network: Network
     residue: Residue
+    checkpoints: Checkpoints | None = None
 
 
 def to_json(report: Report) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reports.ledger import LABELS
-from reports.schema import GateRow, Quality, Report
+from reports.schema import Checkpoints, GateRow, Quality, Report
 
 SUMMARY_BYTES_MAX = 1024 * 1024 - 1
 """Hosted job summaries refuse, rather than cut, anything of 1 MiB or more."""
@@ -99,6 +99,8 @@ def terminal(report: Report, page: str = "") -> str:
     ]
     if report.quality.final_loss is not None:
         lines.append(_loss_text(report.quality))
+    if report.checkpoints is not None:
+        lines.append(f"  checkpoints    {checkpoints_line(report.checkpoints)}")
     lines += _healing_text(report)
     bad = [i for i in report.invariants if i.valid is not True and i.asked]
     held = sum(i.valid is True for i in report.invariants)
@@ -113,6 +115,23 @@ def terminal(report: Report, page: str = "") -> str:
     if page:
         lines.append(f"  report: {page}")
     return "\n".join(lines) + "\n"
+
+
+def checkpoints_line(found: Checkpoints) -> str:
+    """Checkpoints in one line."""
+    said = []
+    if found.resumed_step is not None:
+        said.append(
+            f"went on from step {found.resumed_step} with {found.resumed_parts} learners' parts"
+        )
+    if found.begun:
+        said.append(f"{found.complete} of {found.begun} complete")
+    if found.bytes is not None:
+        said.append(
+            f"{found.bytes / 1e6:.1f} MB, each part durable in {duration(found.part_p50_s)}, all "
+            f"in {duration(found.complete_p50_s)} (medians)"
+        )
+    return "; ".join(said)
 
 
 def _loss_text(quality: Quality) -> str:
