@@ -10,8 +10,12 @@ import pytest
 
 from harness.__main__ import main
 from harness.commands import resuming
+from harness.commands.run import prepare
+from harness.compose import compose
+from harness.errors import CapabilityError
 from harness.events import Resumed, RunStarted
 from harness.journal import read_journal
+from harness.runtimes.simulated import SimulatedRuntime
 
 HEAD = """
 title = "{title}"
@@ -171,3 +175,21 @@ def test_seeds_are_found_only_in_runs(earlier: Path, tmp_path: Path) -> None:
     assert resuming.seed_of(tmp_path) is None
     (tmp_path / "spec.resolved.json").write_text('{"seed": "x"}')
     assert resuming.seed_of(tmp_path) is None
+
+
+def test_who_is_given_no_earlier_run_begins_anew_and_says_so(tmp_path: Path) -> None:
+    """As the pytest plugin and a twin do with a spec that asks for one."""
+    checked = prepare(spec(tmp_path, "second", 'resume = "first"'), 9)
+    experiment = compose(checked, run="x", directory=tmp_path / "out")
+    assert experiment.notes == ("begins anew: no run was given to go on from (first)",)
+
+
+def test_a_runtime_that_keeps_no_checkpoints_is_refused(earlier: Path, tmp_path: Path) -> None:
+    class Forgetful(SimulatedRuntime):
+        keeps_checkpoints = False
+
+    checked = prepare(spec(tmp_path, "second"), 9)
+    with pytest.raises(CapabilityError, match="keeps checkpoints"):
+        compose(
+            checked, run="x", directory=tmp_path / "out", make_runtime=Forgetful, resume=earlier
+        )
