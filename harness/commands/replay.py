@@ -183,7 +183,7 @@ def described(found: Replayed) -> list[str]:
         lines.append(f"and {len(found.unfollowed) - 10} more that cannot be followed")
     if found.difference:
         lines.append(f"first difference: {found.difference}")
-    if found.host and verdict(found) != EQUAL:
+    if found.host:
         lines.append(f"note that the run was made elsewhere: {found.host}")
     said = {
         EQUAL: "bit-equal: every digest and every loss is the tape's",
