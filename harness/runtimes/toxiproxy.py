@@ -146,12 +146,14 @@ class Links:
         return note
 
     def restore(self) -> int:
-        """Make every known link again, in the state it was in, on a server that knows none.
+        """Make every known link again, in the state it was in, on a server that was started anew.
 
         Returns the number of links.
         """
         with self._whole():
             for name, link in list(self._known.items()):
+                # A change that was tried again may have been quicker.
+                self._destroy(name)
                 self._make(name, link.listen, link.upstream, enabled=False)
                 made = self._known[name]
                 for toxic, value in link.toxics.items():

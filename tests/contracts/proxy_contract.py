@@ -444,6 +444,17 @@ def check_any_state_can_follow_any_other(bench: Bench) -> None:
     echo(bench.connect())
 
 
+def check_restoring_a_link_that_is_there_is_no_mistake(bench: Bench) -> None:
+    """A change that is tried again while a server starts anew may come before the restoring."""
+    bench.put(latency_ms=5)
+    before = bench.links.toxics()
+    assert bench.links.restore() == 1
+    assert bench.links.toxics() == before != ()
+    echo(bench.connect())
+    bench.put()
+    assert bench.links.toxics() == ()
+
+
 CHECKS = {name: check for name, check in globals().items() if name.startswith("check_")}
 """Every check by name."""
 
