@@ -160,7 +160,8 @@ def grace_short(history: History) -> Iterator[Wrong]:
         if merge.event.grace_limit_ns <= _GRACE_STEPS * min(recent[-20:]):
             continue  # whatever the medians are
         # How long it really lasted would not do: a syncer may be frozen in the middle of it.
-        usual = max(median(recent[-20:]), median(recent[-80:]))
+        # The newest five: a straggler's average follows it within a few steps, and so may this.
+        usual = max(median(recent[-count:]) for count in (5, 20, 80))
         if merge.event.grace_limit_ns > _GRACE_STEPS * usual:
             text = (
                 f"the grace window of step {merge.event.clock} may last "
