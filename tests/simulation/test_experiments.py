@@ -47,3 +47,29 @@ def test_slow_chips_are_heard_with_less_weight_and_nobody_waits() -> None:
     assert heard == {f"learner-{unit}" for unit in range(4)}
     weights = {c.unit: c.weight for m in late for c in m.contributions}
     assert weights["learner-3"] < weights["learner-0"]
+
+
+def quality() -> dict[str, dict[str, Any]]:
+    """The parameters of the quality suite's members."""
+    names = [n for n in catalogue.names() if n.startswith("quality-")]
+    return {n: tomllib.loads(catalogue.text(n))["target"]["params"] for n in names}
+
+
+def test_the_quality_experiments_differ_in_nothing_but_what_they_compare() -> None:
+    arms = quality()
+    assert len(arms) == 11
+    batches = {p.get("learners", p.get("workers", 0)) * p["batch"] for p in arms.values()}
+    assert batches == {16}
+    assert {p["inner_lr"] for p in arms.values()} == {6e-3}
+    tuned = {"outer_lr", "outer_momentum", "warmup_steps", "weight_decay", "sequence", "model"}
+    assert all(not tuned & p.keys() for p in arms.values())
+    assert all(p["evaluate_every"] and p["horizon_steps"] for p in arms.values())
+
+
+@pytest.mark.slow
+def test_quality_under_chaos_loses_as_much_time_as_the_paper_says() -> None:
+    table = tomllib.loads(catalogue.text("quality-chaos"))
+    params = {**table["target"]["params"], "trainer": "scripted", "evaluate_every": 0}
+    table |= {"target": {"name": "diloco", "params": params}, "gate": {}, "control": False}
+    ratios = [Story(table, seed).analysis.report.goodput.ratio or 0.0 for seed in (1, 2, 3)]
+    assert sum(ratios) / len(ratios) == pytest.approx(0.88, abs=0.02)

@@ -64,6 +64,8 @@ def test_loss_falls_and_held_out_quality_rises(cache: str) -> None:
     first, last = (np.mean([x for x in part if x]) for part in (losses[:10], losses[-10:]))
     assert last < first - 0.5
     assert end.loss < start.loss - 0.5
+    assert start.accuracy is not None
+    assert end.accuracy is not None
     assert end.accuracy > start.accuracy
     assert end.floor is not None
     assert end.floor < end.loss  # nobody beats the entropy of text that was held out
@@ -181,6 +183,17 @@ def test_learning_rate_warms_up_with_the_moments_and_decays_with_the_steps() -> 
     assert rates[warm:] == sorted(rates[warm:], reverse=True)
     assert lm.learning_rate(PARAMS, 2020, 2020) == pytest.approx(PARAMS.inner_lr / 2**0.5)
     assert lm.learning_rate(PARAMS, 2020, 1) < lm.learning_rate(PARAMS, 2020, 2020)
+
+
+def test_with_a_horizon_the_rate_falls_to_a_tenth_and_stays_there() -> None:
+    params = replace(PARAMS, horizon_steps=100)
+    rates = [lm.learning_rate(params, s, s) for s in range(1, 150)]
+    warm = params.warmup_steps
+    assert rates[warm - 1] == pytest.approx(params.inner_lr)
+    assert rates[warm:100] == sorted(rates[warm:100], reverse=True)
+    half = warm + (100 - warm) // 2
+    assert rates[half - 1] == pytest.approx(0.55 * params.inner_lr, rel=0.02)
+    assert rates[99:] == pytest.approx([0.1 * params.inner_lr] * 50)
 
 
 @pytest.mark.parametrize("name", ["synthetic", "cpython-docs"])
