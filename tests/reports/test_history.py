@@ -12,7 +12,7 @@ from harness.errors import JournalError
 from reports.build import analyse
 from reports.history import fold, read_history
 from tests.reports import hand
-from tests.reports.builder import SECOND, Cluster, Cut, Kill, journal, write
+from tests.reports.builder import SECOND, Cluster, Cut, Kill, journal, replace, write
 
 
 def test_lives_of_a_killed_learner() -> None:
@@ -118,3 +118,24 @@ def test_unknown_kinds_are_counted_and_told(tmp_path: Path) -> None:
     report = analyse(read_history(tmp_path)).report
     assert any("from_the_future" in c for c in report.verdict.cautions)
     assert report.verdict.outcome == "passed"
+
+
+def test_steps_between_leaves_out_only_what_is_outside() -> None:
+    history = fold(journal(Cluster(faults=[Kill("learner-1", 3.03)]).events()))
+    since, until = 3 * SECOND, 6 * SECOND
+    for unit in history.learners:
+        steps = list(history.steps(unit))
+        inside = [s for s in steps if s.event.t_ns >= since and s.event.began_at_ns < until]
+        assert list(history.steps_between(unit, since, until)) == inside
+        assert 0 < len(inside) < len(steps)
+
+
+def test_steps_between_gives_all_steps_of_a_journal_out_of_order() -> None:
+    head, *rest = hand.journal()
+    first = next(i for i, e in enumerate(rest) if isinstance(e, ev.Step))
+    step = rest[first]
+    assert isinstance(step, ev.Step)
+    long = replace(step, began_at_ns=step.began_at_ns - SECOND // 2, step=step.step + 40)
+    history = fold(journal([head, *rest, long]))
+    unit = step.unit
+    assert list(history.steps_between(unit, 100 * SECOND, 0)) == list(history.steps(unit))
