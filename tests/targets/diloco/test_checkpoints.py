@@ -171,7 +171,7 @@ def test_no_damage_goes_unnoticed(tmp_path: Path, name: str, how: str) -> None:
         left = {"flipped": bytes(data), "torn": bytes(data[: len(data) // 2]), "empty": b""}
         path.write_bytes(left[how])
     with pytest.raises(CheckpointError, match=name):
-        print(store.load(100), store.sealed(100))
+        _ = store.load(100), store.sealed(100)
 
 
 def test_an_unfinished_part_is_none_and_gone_with_the_next(tmp_path: Path) -> None:
