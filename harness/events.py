@@ -259,7 +259,7 @@ class Replayed(Event, frozen=True, kw_only=True):
     unfollowed: tuple[str, ...] = ()
     """What kept parts of the tape from being followed."""
     cut: bool = False
-    """The journal ends early; it was followed up to there."""
+    """The journal ends early; it was followed up to there and lacks nothing before."""
     until: int | None = None
     """The global step after which merges were left out, where that was asked for."""
     host: str = ""

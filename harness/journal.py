@@ -12,6 +12,9 @@ from typing import BinaryIO
 from harness.errors import JournalError
 from harness.events import AnyEvent, decode, encode
 
+TORN = "torn last line"
+"""How a problem begins that is no more than the end of a journal that was cut."""
+
 
 class Journal:
     """Appends events to a file. Every line reaches the kernel before ``append`` returns."""
@@ -97,7 +100,7 @@ def read_journal(path: Path) -> JournalText:
             events.append(decode(line))
             lines.append(number)
         except ValueError as error:
-            kind = "unreadable line" if whole else "torn last line"
+            kind = "unreadable line" if whole else TORN
             problems.append(f"{kind} {number}: {error}")
     if not events:
         raise JournalError(f"journal {path} holds no event" + "".join(f"; {p}" for p in problems))

@@ -12,6 +12,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.commands.together import kept, known_run
-from harness.errors import HarnessError, SpecError
+from harness.errors import HarnessError, JournalError, SpecError
 from harness.events import Replayed, RunStarted, encode
-from harness.journal import JournalText, read_journal
+from harness.journal import TORN, JournalText, read_journal
 from harness.rundir import host_facts
 from harness.runtimes.places import cache_dir
 from reports.history import JOURNAL, REPLAY
@@ -81,6 +82,9 @@ def replay(run_dir: Path, *, until: int | None = None, quiet: bool = False) -> R
     a tape and ``HarnessError`` when the workers cannot run here.
     """
     path = run_dir / JOURNAL
+    # Before it is read: of a run that still goes on, a shorter journal is named than was followed,
+    # and never a longer one.
+    digest = _digest(path)
     journal = read_journal(path)
     run = next((e for e in journal.events if isinstance(e, RunStarted)), None)
     if run is None:
@@ -90,7 +94,7 @@ def replay(run_dir: Path, *, until: int | None = None, quiet: bool = False) -> R
 
     base = Replayed(
         t_ns=journal.events[-1].t_ns,
-        journal=hashlib.sha256(path.read_bytes()).hexdigest(),
+        journal=digest,
         merges=0,
         steps=0,
         joins=0,
@@ -137,11 +141,24 @@ def _followed(tape: Any, base: Replayed, journal: JournalText, quiet: bool) -> R
         difference=found.difference,
         difference_line=found.line,
         unfollowed=(*journal.problems, *found.unfollowed),
-        cut=tape.cut,
+        cut=_only_cut(tape, found.unfollowed, journal),
         wall_ns=time.monotonic_ns() - began_ns,
         held_bytes_max=found.held_bytes_max,
         memory_bytes_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+def _only_cut(tape: Any, unfollowed: Sequence[str], journal: JournalText) -> bool:
+    """Whether the journal ends early and lacks nothing but what was to come."""
+    torn = all(problem.startswith(TORN) for problem in journal.problems)
+    return tape.cut and not tape.holes and torn and len(unfollowed) == len(tape.problems)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise JournalError(f"cannot read journal {path}: {error}") from error
 
 
 def _numbers(journal: JournalText) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ class Replay:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self._tape = tape
-        self._params = read_params(tape.run.params)
+        self._params = _params_of(tape)
         seed = tape.run.target_seed
         self._seed = tape.run.seed if seed is None else seed
         self._cache_dir = cache_dir
@@ -387,7 +387,8 @@ class _Learner:
         for name, taped in sorted(op.digests.items()):
             what = f"{name} of the state that {self._who} began with, {how}"
             self._replay.compare(op.line, what, taped, found.get(name))
-        self._replay.joined()
+        if op.digests:
+            self._replay.joined()
 
 
 def follow(
@@ -407,6 +408,20 @@ def read_params(values: Mapping[str, Any]) -> DilocoParams:
         return msgspec.convert(dict(values), DilocoParams)
     except msgspec.ValidationError as error:
         raise ValueError(f"the journal's parameters are not of this version: {error}") from error
+
+
+def _params_of(tape: Tape) -> DilocoParams:
+    """Raises ``ValueError`` for a first line whose parameters are not those of its units."""
+    params = read_params(tape.run.params)
+    names = {params.learner_name(i) for i in range(params.learners)}
+    strange = sorted({life.unit for life in tape.learners} - names)
+    told = len(tape.run.fragments)
+    problems = [f"learners is {params.learners}, and there is {name}" for name in strange]
+    if told != params.fragments:
+        problems.append(f"fragments is {params.fragments}, and {told} are described")
+    if problems:
+        raise ValueError(f"the journal's first line contradicts itself: {'; '.join(problems)}")
+    return params
 
 
 def _needs(op: Any) -> list[Key]:

@@ -11,6 +11,8 @@ adopted again. That is one place, since adopting a fragment restarts its counter
 
 Where the journal contradicts itself or lacks a line, the tape ends for the unit or fragment
 concerned: ``Tape.problems`` says what is missing, and what builds on it cannot be followed.
+A journal that ends early lacks lines at its end, where one unit's lines may have come before
+those of another that they build on; anything else that it lacks is a hole all the same.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ from harness.events import (
     UnitNote,
     UnitReady,
 )
+
+CUT_NS = 5_000_000_000
+"""How long before a cut journal's last event its units may have been behind with their lines."""
 
 # --- what units did -----------------------------------------------------------------------------
 
@@ -173,6 +178,8 @@ class Tape:
     """What the journal lacks, as sentences; what builds on it is not followed."""
     cut: bool
     """The journal ends early."""
+    holes: bool = False
+    """Some of ``problems`` are not what a journal lacks that merely ends early."""
 
     @property
     def merges(self) -> int:
@@ -239,6 +246,8 @@ class _Reading:
     def __init__(self) -> None:
         self.run: RunStarted | None = None
         self.problems: list[str] = []
+        self._holes = False
+        self._times_ns: dict[int, int] = {}
         self.resumed = ""
         """The earlier run from whose checkpoint this one goes on."""
         self._ended = False
@@ -252,6 +261,7 @@ class _Reading:
         self._parts = 0
 
     def take(self, line: int, event: AnyEvent) -> None:
+        self._times_ns[line] = event.t_ns
         match event:
             case RunStarted():
                 self.run = self.run or event
@@ -302,7 +312,14 @@ class _Reading:
             for (unit, life), lines in self._lives.items()
             if unit in self._learners(run)
         ]
-        return Tape(run, learners, syncer, tuple(self.problems), not self._ended)
+        problems = tuple(self.problems)
+        return Tape(run, learners, syncer, problems, not self._ended, self._holes)
+
+    def _problem(self, line: int, text: str, *, hole: bool) -> None:
+        """``hole``: what lacks cannot be what was still to come when the journal was cut."""
+        self.problems.append(text)
+        last_ns = max(self._times_ns.values())
+        self._holes |= hole or self._times_ns[line] < last_ns - CUT_NS
 
     # --- the syncer -------------------------------------------------------------------------
 
@@ -321,20 +338,27 @@ class _Reading:
             p = event.fragment
             if p in lost:
                 continue
+            if not 0 <= p < self._fragments:
+                lost.add(p)
+                self._problem(line, f"line {line} speaks of fragment {p}: {self._has()}", hole=True)
+                continue
             if isinstance(event, RolledBack):
                 copy = self._handed(event)
                 if event.donor and not copy:
                     lost.add(p)
-                    self.problems.append(
+                    self._problem(
+                        line,
                         f"line {line} takes fragment {p} from {event.donor}, which does not say "
-                        "when it handed it over"
+                        "when it handed it over",
+                        hole=False,
                     )
                     continue
                 content = _content(event)
                 out.append(Rollback(line, p, event.version, content, event.digest, copy))
             elif event.version != newest.get(p, 0) + 1:
                 lost.add(p)
-                self.problems.append(_leap(line, p, newest.get(p, 0), event.version))
+                told = _leap(line, p, newest.get(p, 0), event.version)
+                self._problem(line, told, hole=True)
                 continue
             else:
                 out.append(self._commit(line, event))
@@ -351,6 +375,14 @@ class _Reading:
             if isinstance(event, UnitNote) and event.t_ns <= back.t_ns
         ]
         return max(found)[1] if found else 0
+
+    @property
+    def _fragments(self) -> int:
+        assert self.run is not None
+        return len(self.run.fragments)
+
+    def _has(self) -> str:
+        return f"the run has {self._fragments}"
 
     @staticmethod
     def _learners(run: RunStarted) -> set[str]:
@@ -369,9 +401,11 @@ class _Reading:
             update = self._update(merged, c)
             lines = self._lives.get((c.unit, c.incarnation))
             if lines is None:
-                self.problems.append(
+                self._problem(
+                    line,
                     f"line {line} merges a fragment of {c.unit}, life {c.incarnation}, of which "
-                    "there is no other line"
+                    "there is no other line",
+                    hole=False,
                 )
                 continue
             answer = Answer(line, number, merged.fragment, update)
@@ -414,8 +448,7 @@ class _Reading:
         known: set[tuple[int, int]],
     ) -> list[LearnerOp]:
         assert self.run is not None
-        count = len(self.run.fragments)
-        following = _Following(f"{unit} (life {life})", lines, copies, known, count)
+        following = _Following(f"{unit} (life {life})", lines, copies, known, self._fragments)
         for line, event in lines.events:
             if isinstance(event, StateCopied | UnitNote) and line not in given:
                 continue
@@ -425,7 +458,7 @@ class _Reading:
         else:
             following.leftover()
         if following.problem:
-            self.problems.append(following.problem)
+            self._problem(following.line, following.problem, hole=following.hole)
         return following.ops
 
 
@@ -459,6 +492,10 @@ class _Following:
         self.ops: list[LearnerOp] = []
         self.problem = ""
         """Why the life cannot be followed any further."""
+        self.line = 0
+        """Where that shows."""
+        self.hole = False
+        """It is not because the journal ends."""
         self._who = who
         self._answers = dict(lines.answers)
         self._copies = copies
@@ -487,7 +524,8 @@ class _Following:
         else:
             self._adopt(line, event)
 
-    def _stop(self, line: int, why: str) -> None:
+    def _stop(self, line: int, why: str, *, hole: bool = True) -> None:
+        self.line, self.hole = line, hole
         self.problem = f"{self._who} cannot be followed beyond line {line}: {why}"
 
     def _join(self, line: int, event: Joined) -> None:
@@ -496,13 +534,17 @@ class _Following:
             versions = (0,) * self._fragments
         if not versions:
             self._stop(line, "the journal does not say which versions its state holds")
+        elif len(versions) != self._fragments:
+            self._stop(line, f"its state holds {len(versions)} fragments of {self._fragments}")
+            return
         elif event.inner == "fresh":
             if lacking := [pv for pv in enumerate(versions) if pv[1] and pv not in self._known]:
                 self._unknown(line, *lacking[0])
                 return
             self.ops.append(Load(line, versions, event.digests))
         elif line not in self._copies:
-            self._stop(line, f"{event.inner}, whose state it has, does not say when it was copied")
+            why = f"{event.inner}, whose state it has, does not say when it was copied"
+            self._stop(line, why, hole=False)
         else:
             self.ops.append(Take(line, self._copies[line], event.inner, event.digests))
         self._joined = True
@@ -538,11 +580,12 @@ class _Following:
         self.ops.append(Adopt(line, event.fragment, event.version, event.step))
 
     def _unknown(self, line: int, fragment: int, version: int) -> None:
-        self._stop(line, f"no line tells of version {version} of fragment {fragment}, which it has")
+        why = f"no line tells of version {version} of fragment {fragment}, which it has"
+        self._stop(line, why, hole=False)
 
     def leftover(self) -> None:
         """Merges of steps that the life never told of."""
         for step, answers in sorted(self._answers.items()):
             line = min(answer.line for answer, _ in answers)
-            self._stop(line, f"its step {step}, which was merged, is in no line")
+            self._stop(line, f"its step {step}, which was merged, is in no line", hole=False)
             return

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from harness.commands.replay import replay
 from reports.build import build
 from reports.schema import Invariant
 from tests.harness.specs import spec_text
@@ -115,6 +116,80 @@ def test_a_hole_is_inconclusive(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert main(["replay", str(run_dir)]) == 3
     assert "local step 9 after step 8" in capsys.readouterr().out
     assert check12(run_dir).valid == "unknown"
+
+
+def lacking(path: Path, *words: str, kept: int = 0) -> None:
+    """Take lines with all ``words`` out of the journal, the first ``kept`` apart, and its end."""
+    lines = path.read_text().splitlines(keepends=True)
+    found = [line for line in lines if all(word in line for word in words)]
+    assert len(found) > kept
+    gone = {*found[kept:], *(line for line in lines if '"event":"run_ended"' in line)}
+    path.write_text("".join(line for line in lines if line not in gone))
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (('"event":"merged"', '"version":4,'), 0),
+        (('"event":"step"', '"unit":"learner-0"'), 4),
+        (('"event":"joined"', '"unit":"learner-0"'), 0),
+    ],
+)
+def test_a_cut_excuses_no_hole_before_it(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], kept: int
+) -> None:
+    lacking(run_dir / "journal.jsonl", *words, kept=kept)
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 3
+    assert "inconclusive" in capsys.readouterr().out
+    assert check12(run_dir).valid == "unknown"
+
+
+def test_a_cut_excuses_no_unreadable_line(run_dir: Path) -> None:
+    path = run_dir / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:20], "{nothing\n", *lines[20:-1]]))
+    assert main(["replay", str(run_dir)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"learners":3', '"learners":1', "learners is 1, and there is learner-1"),
+        ('"fragments":4', '"fragments":3', "fragments is 3, and 4 are described"),
+    ],
+)
+def test_a_first_line_that_contradicts_itself(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    path = run_dir / "journal.jsonl"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 4
+    assert said in capsys.readouterr().err
+
+
+def test_states_without_digests_are_not_counted(run_dir: Path) -> None:
+    path = run_dir / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in lines:
+        if event["event"] == "joined":
+            event.pop("digests", None)
+    path.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    found = replay(run_dir, quiet=True)
+    assert found.joins == 0
+    assert found.merges > 10
+
+
+def test_no_line_may_speak_of_a_fragment_that_is_not_there(run_dir: Path) -> None:
+    path = run_dir / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first = next(event for event in lines if event["event"] == "merged")
+    first["fragment"] = 77
+    path.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    assert "speaks of fragment 77" in replay(run_dir, quiet=True).unfollowed[0]
 
 
 def test_error_feedback_is_refused_in_one_sentence(
