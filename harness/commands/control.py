@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalogue
+from harness.commands.together import known_run
 from harness.compose import Checked, Experiment, check, compose
 from harness.errors import SpecError
 from harness.events import ControlMeasured, Measured
@@ -29,6 +30,10 @@ FOLDER = "control"
 """Below the directory of the run that it is the control of."""
 
 EVALUATED = "evaluate_every"
+
+LOSSES = {"trainer": "lm", "data": None, "sequence": None}
+"""Parameters that say what a loss is of, and what a target without that choice has. Losses of
+different ones cannot be compared at all."""
 
 Carry = Callable[[Experiment, RunDir], None]
 """Runs an experiment to its end."""
@@ -58,9 +63,21 @@ def prepare(
         for who, one in ((checked.spec.name, checked), (found.spec.name, found))
         if not one.target.params.get(EVALUATED)
     ]
-    if never:
-        raise SpecError(checked.spec.name, list(dict.fromkeys(never)))
+    problems = [*dict.fromkeys(never), *other_losses(checked, found.target.params)]
+    if problems:
+        raise SpecError(checked.spec.name, problems)
     return found
+
+
+def other_losses(checked: Checked, control: Mapping[str, Any]) -> list[str]:
+    """Why a loss of ``checked`` says nothing beside one of a control with these parameters."""
+    mine = checked.target.params
+    pairs = [(k, mine.get(k, usual), control.get(k, usual)) for k, usual in LOSSES.items()]
+    return [
+        f"control: its losses are of another kind: {name} is {its!r} there and {own!r} here"
+        for name, own, its in pairs
+        if own != its and own is not None and its is not None
+    ]
 
 
 def _beside(name: str, base: Path | None) -> str:
@@ -88,6 +105,17 @@ def carry_out(control: Checked, out: Path, carry: Carry, *, runtime: str | None 
     rundir = RunDir.create(out, control.spec, run_id, control.seed)
     carry(experiment, rundir)
     return write_reports(rundir.path)
+
+
+def named(directory: Path, checked: Checked) -> ControlMeasured:
+    """What the finished run in ``directory`` has to say as the control of ``checked``.
+
+    Raises :class:`SpecError` when there is none, or its losses are of something else.
+    """
+    known_run(directory)
+    if problems := other_losses(checked, read_history(directory).run.params):
+        raise SpecError("--control", problems)
+    return measured(directory)
 
 
 def measured(directory: Path) -> ControlMeasured:

@@ -151,6 +151,7 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
     if options.replay:
         replaying.taped(checked.target.name)
     wanted = _control(options, checked)
+    named = None if options.control is None else control.named(options.control, checked)
     run_id = new_run_id()
     out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
     experiment = compose(
@@ -182,8 +183,8 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
         if found.verdict.exit_status in together.STOPPED:
             return found, folder
         experiment = replace(experiment, control=control.measured(folder))
-    elif options.control is not None:
-        experiment = replace(experiment, control=control.measured(options.control))
+    elif named is not None:
+        experiment = replace(experiment, control=named)
     carry(experiment, rundir)
     if options.replay:
         quiet = options.quiet or options.json

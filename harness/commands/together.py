@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +50,7 @@ def kept(directory: Path) -> Suite | None:
         suite = suites.read(path.read_text(encoding="utf-8"), name, TOGETHER)
         # The command line may have named other seeds than the suite; what was run counts.
         names = (p.name.removeprefix("seed-") for p in directory.glob("seed-*"))
-        seeds = tuple(sorted(int(n) for n in names if n.isdigit()))
+        seeds = tuple(sorted(int(n) for n in names if re.fullmatch(r"-?[0-9]+", n)))
         return replace(suite, seeds=seeds)
     return None
 

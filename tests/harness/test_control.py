@@ -114,6 +114,47 @@ def test_mistakes_show_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"quadratic"', '"lm"', "trainer is 'lm' there and 'quadratic' here"),
+        ("learners = 3", "learners = 3, sequence = 32", "sequence is 32 there and 64 here"),
+        ("learners = 3", 'learners = 3, data = "synthetic"', "data is 'synthetic' there and"),
+    ],
+)
+def test_losses_of_another_kind_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    other = spec(tmp_path / "other.toml", faults="", params=PARAMS.replace(old, new))
+    made = spec(tmp_path / "a.toml", head='control = "other.toml"\n')
+    assert go(made, "--out", tmp_path / "out") == 2
+    assert said in capsys.readouterr().err
+    # The same of a finished run; what its journal's first line says is enough to refuse it.
+    prepared = go(other, "--out", tmp_path / "other") if '"lm"' not in new else None
+    if prepared is not None:
+        alone = spec(tmp_path / "b.toml")
+        assert go(alone, "--out", tmp_path / "out", "--control", tmp_path / "other") == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_parallel_training_has_the_losses_of_a_language_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = spec(tmp_path / "a.toml", head='control = "quality-spmd"\n')
+    assert go(made, "--out", tmp_path / "out") == 2
+    assert "trainer is 'lm' there and 'quadratic' here" in capsys.readouterr().err
+
+
+def test_a_control_that_is_not_there_is_the_command_lines_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = spec(tmp_path / "a.toml")
+    assert go(made, "--out", tmp_path / "out", "--control", tmp_path / "nowhere") == 2
+    assert "there is no run here" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_control_that_proves_nothing_makes_the_run_inconclusive(tmp_path: Path) -> None:
     never = PARAMS.replace("evaluate_every = 8", "evaluate_every = 8, quorum = 3")
     dead = '[[fault]]\nkind = "absent"\nwhere = ["learner-0"]\nat_s = 0\nfor_s = 15\n'
@@ -174,10 +215,10 @@ def test_seeds_give_one_table_with_spread(
 def test_seeds_of_the_command_line_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = suite_of(tmp_path)
     out = tmp_path / "out"
-    assert main(["run", str(path), "--out", str(out), "--seeds", "9", "--json"]) in (0, 1)
-    assert json.loads(capsys.readouterr().out)["seeds"] == [9]
+    assert main(["run", str(path), "--out", str(out), "--seeds=-9,9", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["seeds"] == [-9, 9]
     assert main(["gate", str(out), "--json"]) in (0, 1)
-    assert json.loads(capsys.readouterr().out)["seeds"] == [9]
+    assert json.loads(capsys.readouterr().out)["seeds"] == [-9, 9]
 
 
 @pytest.mark.parametrize(
