@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
@@ -68,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (a pager was closed); that is no failure of ours.
         sys.stderr.close()
         return 0
+    except Exception:
+        # Python's own status for this is 1, which would blame the system under test.
+        traceback.print_exc()
+        return ChaosError.exit_status
     return status
 
 

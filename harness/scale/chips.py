@@ -54,7 +54,7 @@ class Cluster:
     def problems(self) -> list[str]:
         """Every impossible value, by name."""
         found = [
-            f"{name} must be positive, got {getattr(self, name):g}"
+            f"{name} must be positive and finite, got {getattr(self, name):g}"
             for name in (
                 "chips",
                 "learners",
@@ -66,12 +66,12 @@ class Cluster:
                 "return_power",
                 "days",
             )
-            if not getattr(self, name) > 0
+            if not 0 < getattr(self, name) < math.inf
         ]
         found += [
-            f"{name} must not be negative, got {getattr(self, name):g}"
+            f"{name} must be finite and not negative, got {getattr(self, name):g}"
             for name in ("down_s", "up_s", "restart_s", "speed_cv")
-            if getattr(self, name) < 0
+            if not 0 <= getattr(self, name) < math.inf
         ]
         if not found and self.slice_chips * self.learners > self.chips:
             found.append(

@@ -34,6 +34,9 @@ SETTLED_S = 6 * 3600.0
 TAIL_S = 40.0
 """The run's quiet tail, in which nothing stalls."""
 
+LENGTH_S_MAX = 7 * 24 * 3600.0
+"""Nobody trains on more than a week of it."""
+
 LEARNERS_MAX = 64
 """More than that the target does not host."""
 
@@ -83,8 +86,10 @@ def excerpt(cluster: Cluster, seed: int, length_s: float) -> Excerpt:
     problems = cluster.problems()
     if cluster.learners > LEARNERS_MAX:
         problems.append(f"at most {LEARNERS_MAX} learners can be trained, got {cluster.learners}")
-    if not length_s > 0:
-        problems.append(f"the tape's length must be positive, got {length_s:g} s")
+    if not 0 < length_s <= LENGTH_S_MAX:
+        problems.append(
+            f"the tape's length must be positive and at most {LENGTH_S_MAX:g} s, got {length_s:g} s"
+        )
     if problems:
         raise ValueError("; ".join(problems))
     lives = [

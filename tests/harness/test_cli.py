@@ -104,6 +104,17 @@ def test_bad_input_is_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_nobody_foresaw_is_the_harness_own_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError("nobody thought of it")
+
+    monkeypatch.setattr("harness.commands.simulate.simulate", crash)
+    assert main(["simulate"]) == 4
+    assert "nobody thought of it" in capsys.readouterr().err
+
+
 def test_an_unwritable_or_used_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

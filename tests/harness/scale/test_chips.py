@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from harness.scale.chips import YEAR_S, Cluster, learner_timeline, simulate, ste
 from harness.seeds import stream
 
 SMALL = Cluster(chips=300_000, learners=4, days=3)
+FLOATS = tuple(f.name for f in fields(Cluster) if isinstance(f.default, float))
 
 
 def test_same_seed_same_outcome() -> None:
@@ -80,7 +81,8 @@ def test_slow_slices_slow_their_learner() -> None:
         ("mtbi_chip_s", 0, "mtbi_chip_s must be positive"),
         ("chips", 0, "chips must be positive"),
         ("slice_chips", 10**9, "need at least"),
-        ("down_s", -1, "down_s must not be negative"),
+        ("down_s", -1, "down_s must be finite and not negative"),
+        *((name, value, f"{name} must be") for name in FLOATS for value in (math.nan, math.inf)),
         ("quorum", 9, "quorum must lie between"),
     ],
 )
