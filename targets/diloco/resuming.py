@@ -9,6 +9,7 @@ without a sound syncer part there is nothing to go on from, and that is an error
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +158,30 @@ def _sound(store: Checkpoints, marker: int, unit: str, manifest: Manifest, layou
     if (part.unit, part.run) != (unit, manifest.run) or part.digest() != manifest.members.get(unit):
         raise CheckpointError(f"{unit}'s part is of another snapshot or run")
     return part
+
+
+TRAINING = ("trainer", "inner_lr", "warmup_steps", "horizon_steps")
+"""Parameters without which a learner's part is not the state that it was."""
+
+
+def params_of(directory: Path) -> dict[str, Any]:
+    """The target's parameters that the run in ``directory`` was given; empty when it does not say:
+    then the parts themselves say whether they fit."""
+    try:
+        told = json.loads((directory / "spec.resolved.json").read_bytes())["target"]["params"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def changed(earlier: Any, now: Any) -> list[str]:
+    """Which of :data:`TRAINING` are other ones in two sets of parameters, as sentences."""
+    return [
+        f"{name} was {getattr(earlier, name)!r} and is {getattr(now, name)!r} here: what units "
+        "hold would be another state"
+        for name in TRAINING
+        if getattr(earlier, name) != getattr(now, name)
+    ]
 
 
 def file_stores(directory: Path) -> dict[str, Checkpoints]:

@@ -179,6 +179,10 @@ class DilocoTarget:
         """Go on from the newest complete checkpoint of the run in ``directory``; returns what is
         worth knowing about it. Raises ``harness.errors.SpecError`` naming every reason against."""
         self._earlier = directory
+        if told := resuming.params_of(directory):
+            problems = resuming.changed(read_params(told), self.checked)
+            if problems:
+                raise SpecError("resume", problems)
         return self.resume_from(resuming.file_stores(directory))
 
     def resume_from(self, stores: Mapping[str, Checkpoints]) -> list[str]:

@@ -105,6 +105,19 @@ def test_every_reason_against_is_named_before_anything_starts(
     )
 
 
+def test_what_would_make_parts_another_state_is_refused(
+    earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It went on, and the checks then blamed the learners for what the spec had changed."""
+    other = PARAMS.replace('"quadratic"', '"scripted", inner_lr = 0.5, warmup_steps = 1')
+    path = spec(tmp_path, "second", params=other)
+    said = refused(capsys, path, "--resume", str(earlier), str(tmp_path / "out"))
+    assert "3 problems" in said
+    assert "trainer was 'quadratic' and is 'scripted' here" in said
+    assert "inner_lr was 0.003 and is 0.5 here" in said
+    assert "warmup_steps was 20 and is 1 here" in said
+
+
 def test_damage_of_the_syncers_parts_is_an_error_and_a_learners_is_told(
     earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
