@@ -52,6 +52,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Simulate one cluster, a sweep, or the whole table. Exits 1 when a paper cell misses its bar
     or a sweep does not show the paper's pattern."""
+    if options.tape is not None and (options.sweep or options.paper):
+        raise SpecError("simulate", ["--tape is of one cluster: leave --sweep and --paper out"])
     if options.sweep:
         from harness.commands import sweeps
 

@@ -70,6 +70,8 @@ def test_the_experiment_says_what_to_expect() -> None:
         (["--tape", "t.toml", "--tape-minutes", "1e9"], "at most 604800 s"),
         (["--chips", "3000", "--tape", "t.toml"], "a longer tape is needed"),
         (["--chips", "100", "--tape", "t.toml"], "need at least"),
+        (["--paper", "--tape", "t.toml"], "--tape is of one cluster"),
+        (["--sweep", "quorum", "--tape", "t.toml"], "--tape is of one cluster"),
     ],
 )
 def test_impossible_tapes(
