@@ -472,8 +472,9 @@ class Evaluated(Event, frozen=True, kw_only=True):
     tokens: int
     steps: int
     """Inner steps of the learner that is furthest ahead, as last reported."""
-    loss: float
-    """Mean cross-entropy in nats per token, or the trainer's own loss."""
+    loss: float | None
+    """Mean cross-entropy in nats per token, or the trainer's own loss; None: it was not finite,
+    which JSON has no number for."""
     accuracy: float | None = None
     """Share of next tokens that were the likeliest ones."""
     floor: float | None = None

@@ -45,7 +45,7 @@ def curve(history: History) -> list[Point]:
     """The run's evaluations up to the window's end, in order of tokens.
 
     Where something was rolled back, what was evaluated of it before is left out: those parameters
-    are gone.
+    are gone. A loss that is not finite is no point of a curve; check 5 names it.
     """
     steps = sorted(
         (s.event.t_ns, s.event.tokens) for u in history.learners for s in history.steps(u)
@@ -61,6 +61,8 @@ def curve(history: History) -> list[Point]:
             at += 1
         while found and found[-1].tokens >= event.tokens:
             found.pop()
+        if event.loss is None:
+            continue
         found.append(
             Point(event.tokens, event.loss, event.accuracy, event.t_ns, seen.line, trained)
         )

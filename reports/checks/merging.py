@@ -197,6 +197,11 @@ def finite(e: Evidence) -> Finding:
         for m in history.merges
         if not m.event.finite
     ]
+    found += [
+        (f"the loss evaluated after global step {s.event.clock} is not finite", (s.line,))
+        for s in history.evaluated
+        if s.event.loss is None
+    ]
     damaged = [r for r in history.refused if r.event.why.startswith(DAMAGED)]
     names = {
         (r.event.sender, r.event.sender_incarnation, r.event.fragment, r.event.step): r.line

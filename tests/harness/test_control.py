@@ -146,6 +146,22 @@ def test_data_parallel_training_has_the_losses_of_a_language_model(
     assert "trainer is 'lm' there and 'quadratic' here" in capsys.readouterr().err
 
 
+def test_a_loss_that_is_not_finite_is_the_trainings_failure(tmp_path: Path) -> None:
+    """It made the journal's line unreadable, and that was called the harness's own error."""
+    path = tmp_path / "run"
+    assert go(spec(tmp_path / "a.toml"), "--out", path) == 0
+    lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
+    last = [event for event in lines if event["event"] == "evaluated"][-1]
+    last["loss"] = None
+    (path / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
+    assert main(["report", str(path)]) == 0
+    report = json.loads((path / "report.json").read_text())
+    assert report["verdict"]["exit_status"] == 1
+    finite = next(i for i in report["invariants"] if i["name"] == "finite")
+    assert finite["valid"] is False
+    assert f"after global step {last['clock']} is not finite" in finite["why"]
+
+
 def test_a_control_that_is_not_there_is_the_command_lines_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
