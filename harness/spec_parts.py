@@ -21,11 +21,12 @@ def _number(value: Any) -> Any:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
-Seconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e7)]
-Duration = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e7)]
-Whole = Annotated[int, BeforeValidator(_number), Field(ge=0)]
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+# Bounds stand before the validator: behind it, pydantic writes them into the JSON schema by names
+# of its own (``ge``), which no editor knows.
+Seconds = Annotated[float, Field(ge=0, le=1e7), BeforeValidator(_number)]
+Duration = Annotated[float, Field(gt=0, le=1e7), BeforeValidator(_number)]
+Whole = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 
 
 def _where(value: Any) -> Any:
@@ -60,8 +61,8 @@ class Part(BaseModel):
 class LinkShape(Part):
     """What a long way does to a link, each way."""
 
-    latency_ms: Annotated[Number, Field(ge=0, le=60_000)] | None = None
-    kb_s: Annotated[Number, Field(ge=1, le=1e9)] | None = None
+    latency_ms: Annotated[float, Field(ge=0, le=60_000), BeforeValidator(_number)] | None = None
+    kb_s: Annotated[float, Field(ge=1, le=1e9), BeforeValidator(_number)] | None = None
     """Kilobytes (1000 bytes) per second; nothing: unlimited."""
 
 
@@ -86,7 +87,7 @@ class Head(Part):
     title: Annotated[str, Field(min_length=1)]
     description: str = ""
     runtime: Literal["process", "docker", "simulated"] = "process"
-    duration_s: Annotated[Seconds, Field(gt=0)]
+    duration_s: Duration
     """The fault window, from steady state on; then everything is healed."""
     quiet_tail_s: Seconds = 10.0
     """After healing; recovery is judged here."""
@@ -120,18 +121,18 @@ class Schedule(Part):
     process: Literal["fixed", "poisson", "weibull", "trace"]
     mean_gap_s: Duration | None = None
     """All but trace."""
-    shape: Annotated[Number, Field(gt=0, le=20)] = 0.7
+    shape: Annotated[float, Field(gt=0, le=20), BeforeValidator(_number)] = 0.7
     """Weibull only; below 1 arrivals cluster (LANL's failure data)."""
     file: str | None = None
     """Trace only: a CSV file beside the spec, or a built-in trace by name."""
-    compress: Annotated[Number, Field(gt=0, le=1e9)] = 1.0
+    compress: Annotated[float, Field(gt=0, le=1e9), BeforeValidator(_number)] = 1.0
     """Trace only: recorded time passes this many times as fast."""
     length_s: Duration | None = None
     """Trace only: how long the recording is claimed to be, uncompressed; checked."""
     from_s: Seconds = 0.0
     until_s: Seconds | None = None
     at_most: Count | None = None
-    offenders: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    offenders: Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)] = 0.0
     """Chance that an arrival hits whom an earlier one hit, rather than a fresh draw."""
 
 
@@ -140,7 +141,7 @@ class Repair(Part):
 
     process: Literal["lognormal"] = "lognormal"
     median_s: Duration
-    sigma: Annotated[Number, Field(ge=0, le=5)] = 1.0
+    sigma: Annotated[float, Field(ge=0, le=5), BeforeValidator(_number)] = 1.0
     """Of the logarithm; 0 always gives the median."""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import catalogue
+from harness.__main__ import main
 from harness.compose import check
 from harness.errors import SpecError
 from harness.spec import json_schema, read_file, read_text
@@ -135,3 +136,48 @@ def test_every_reference_of_the_schema_leads_somewhere() -> None:
     references = re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema))
     assert "Links" in references
     assert set(references) <= set(schema["$defs"])
+
+
+# Core, applicator, validation, metadata and format vocabularies of JSON Schema 2020-12.
+KEYWORDS = """
+    $schema $id $ref $anchor $dynamicRef $dynamicAnchor
+    $vocabulary $comment $defs allOf anyOf oneOf
+    not if then else dependentSchemas prefixItems
+    items contains properties patternProperties additionalProperties propertyNames
+    unevaluatedItems unevaluatedProperties type enum const multipleOf
+    maximum exclusiveMaximum minimum exclusiveMinimum maxLength minLength
+    pattern maxItems minItems uniqueItems maxContains minContains
+    maxProperties minProperties required dependentRequired title description
+    default deprecated readOnly writeOnly examples format
+    contentEncoding contentMediaType contentSchema
+"""
+
+
+def unknown_keywords(schema: object, path: str = "#") -> list[str]:
+    """Where a schema has keywords that JSON Schema lacks."""
+    if isinstance(schema, list):
+        return [u for i, part in enumerate(schema) for u in unknown_keywords(part, f"{path}/{i}")]
+    if not isinstance(schema, dict):
+        return []
+    found = [f"{path}/{key}" for key in schema if key not in KEYWORDS.split()]
+    for key, value in schema.items():
+        here = f"{path}/{key}"
+        if key in ("properties", "patternProperties", "$defs", "dependentSchemas"):
+            for name, part in value.items():
+                found += unknown_keywords(part, f"{here}/{name}")
+        elif key not in ("default", "const", "enum", "examples"):
+            found += unknown_keywords(value, here)
+    return found
+
+
+def test_the_schema_has_no_keyword_that_json_schema_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert unknown_keywords(schema) == []
+    assert unknown_keywords({"properties": {"ge": {"ge": 1}}}) == ["#/properties/ge/ge"]
+    bounds = schema["properties"]["duration_s"]
+    assert (bounds["exclusiveMinimum"], bounds["maximum"]) == (0, 1e7)
+    latency = schema["$defs"]["Links"]["properties"]["latency_ms"]["anyOf"][0]
+    assert (latency["minimum"], latency["maximum"]) == (0, 60_000)
