@@ -11,7 +11,7 @@
         chaos_cluster.expect_recovery(within_s=10)
 
 A marked test whose run is inconclusive is an error, never a pass; a run that failed fails the
-test before its body. Numbers go out by ``record_property`` as ``chaos.*``.
+test before its body. Numbers go out as properties of the test, ``chaos.*``.
 """
 
 from __future__ import annotations
@@ -121,35 +121,34 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture
-def chaos_run(request: pytest.FixtureRequest, record_property: Any, tmp_path: Path) -> ChaosRun:
+def chaos_run(request: pytest.FixtureRequest, tmp_path: Path) -> ChaosRun:
     """The finished run of the test's experiment: ``.report``, ``.history``, ``.directory``."""
     from harness.testing import finished_run
 
     run = finished_run(request, tmp_path)
-    _record(request, record_property, run)
+    _record(request, run)
     run.demand_pass()
     return run
 
 
 @pytest.fixture
-def chaos_cluster(
-    request: pytest.FixtureRequest, record_property: Any, tmp_path: Path
-) -> Iterator[ChaosCluster]:
+def chaos_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChaosCluster]:
     """A live cluster in steady state that the test itself breaks; healed and judged after it."""
     from harness.testing import live_cluster
 
     with live_cluster(request, tmp_path) as cluster:
         yield cluster
     run = cluster.finished()
-    _record(request, record_property, run)
+    _record(request, run)
     # A body that failed half way says more than the verdict on what it left undone.
     if not request.node.stash.get(BODY_FAILED, False):
         run.demand_pass()
 
 
-def _record(request: pytest.FixtureRequest, record_property: Any, run: ChaosRun) -> None:
-    for name, value in run.properties().items():
-        record_property(name, value)
+def _record(request: pytest.FixtureRequest, run: ChaosRun) -> None:
+    # Not by ``record_property``: it does the same and warns of the JUnit format that is pytest's
+    # default, which fails users whose warnings are errors.
+    request.node.user_properties.extend(run.properties().items())
     # Workers of pytest-xdist have a terminal of their own that nobody sees; the properties above
     # travel to the controller, this list serves the run without workers.
     entry = (request.node.nodeid, run.outcome, str(run.directory / "report.html"))

@@ -59,7 +59,7 @@ class ChaosRun:
         return str(self.report.verdict.outcome)
 
     def properties(self) -> dict[str, Any]:
-        """What goes out by ``record_property``."""
+        """What goes out as properties of the test."""
         report = self.report
         return {
             "chaos.outcome": self.outcome,

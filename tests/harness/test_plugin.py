@@ -53,7 +53,16 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("suite")
     (folder / "test_suite.py").write_text(SUITE)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        "--tb=short",
+        "-Werror",
+    ]
     command += ["-o", f"pythonpath={ROOT}", "--junitxml", str(folder / "junit.xml")]
     done = subprocess.run(
         [*command, *request.param, "test_suite.py"],
