@@ -21,18 +21,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.commands.together import kept, known_run
-from harness.errors import HarnessError, JournalError, SpecError
+from harness.errors import ChaosError, HarnessError, JournalError, SpecError
 from harness.events import Replayed, RunStarted, encode
 from harness.journal import TORN, JournalText, read_journal
 from harness.rundir import host_facts
 from harness.runtimes.places import cache_dir
 from reports.history import JOURNAL, REPLAY
 from reports.write import write_reports
+from targets.base import Target
 
 TAPED = ("diloco",)
 """Targets whose journals are tapes."""
 
 EQUAL, DIFFERS, NOTHING = "bit-equal", "differs", "inconclusive"
+DECLINED = "declined"
 _STATUS = {EQUAL: 0, DIFFERS: 1, NOTHING: 3}
 
 
@@ -51,11 +53,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Exits 0 when all that was compared is equal, 1 when something differs, 3 when the tape could
-    not be followed (a journal that ends early counts up to its end), 2 without a tape."""
+    not be followed (a journal that ends early counts up to its end) or a run like this never can
+    be, 2 without a tape. What was not followed at all writes nothing."""
     known_run(options.dir)
     if kept(options.dir) is not None:
         raise SpecError("replay", [f"{options.dir} is a suite; name one of its runs"])
-    found = replay(options.dir, until=options.until, quiet=options.quiet or options.json)
+    try:
+        found = replay(options.dir, until=options.until, quiet=options.quiet or options.json)
+    except Declined as declined:
+        told = {"verdict": DECLINED, "exit_status": declined.exit_status, "why": str(declined)}
+        said = json.dumps(told, indent=2) if options.json else f"not replayed: {declined}"
+        sys.stdout.write(said + "\n")
+        return declined.exit_status
     if options.until is None:
         keep(options.dir, found)
         write_reports(options.dir)
@@ -67,6 +76,12 @@ def execute(options: argparse.Namespace) -> int:
     return _STATUS[verdict(found)]
 
 
+class Declined(ChaosError):
+    """A run of a kind that cannot be replayed, ever; says why."""
+
+    exit_status = 3
+
+
 def taped(target: str) -> None:
     """Raises :class:`SpecError` for a target that writes no tape."""
     if target not in TAPED:
@@ -75,11 +90,25 @@ def taped(target: str) -> None:
         )
 
 
+def possible(target: Target, earlier: Path | None) -> None:
+    """Raises :class:`SpecError` for a run, not begun yet, that could not be replayed afterwards.
+
+    ``earlier`` holds the run that it goes on from, if any.
+    """
+    taped(target.name)
+    from targets.diloco.tape import refused
+
+    why = refused(target.params, str(earlier or ""))
+    if why:
+        raise SpecError("replay", [why])
+
+
 def replay(run_dir: Path, *, until: int | None = None, quiet: bool = False) -> Replayed:
     """Follow the tape of the run in ``run_dir``.
 
     Raises ``JournalError`` for a journal that cannot be read, :class:`SpecError` for a run without
-    a tape and ``HarnessError`` when the workers cannot run here.
+    a tape, :class:`Declined` for one that can never be followed and ``HarnessError`` when the
+    workers cannot run here.
     """
     path = run_dir / JOURNAL
     # Before it is read: of a run that still goes on, a shorter journal is named than was followed,
@@ -104,7 +133,7 @@ def replay(run_dir: Path, *, until: int | None = None, quiet: bool = False) -> R
     try:
         tape = tapes.build(zip(_numbers(journal), journal.events, strict=True))
     except tapes.NoTapeError as error:
-        return msgspec.structs.replace(base, unfollowed=(str(error),))
+        raise Declined(str(error)) from error
     return _followed(tape, base, journal, quiet)
 
 

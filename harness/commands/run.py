@@ -101,7 +101,7 @@ def _together(suite: Suite, options: argparse.Namespace) -> int:
         try:
             checked = prepare(spec, seed, overrides=parse_settings(options.set))
             if options.replay:
-                replaying.taped(checked.target.name)
+                replaying.possible(checked.target, resuming.directory(spec, None))
         except SpecError as error:
             problems += [f"{Path(spec).stem}: {p}" for p in error.problems]
     if problems:
@@ -149,7 +149,7 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
         options = argparse.Namespace(**{**vars(options), "seed": resuming.seed_of(earlier)})
     checked = _checked(options)
     if options.replay:
-        replaying.taped(checked.target.name)
+        replaying.possible(checked.target, earlier)
     wanted = _control(options, checked)
     named = None if options.control is None else control.named(options.control, checked)
     run_id = new_run_id()

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from harness import suite as suites
+from harness.commands import replay as replaying
 from harness.commands import resuming, together
 from harness.errors import ChaosError, SpecError
 from harness.rundir import new_run_id
@@ -90,10 +91,11 @@ def _tasks(
     order = together.in_order(suite)
     problems: list[str] = []
     for member, folder in order:
+        spec = together.member(suite, member)
         try:
-            prepare(
-                together.member(suite, member), chosen[0], overrides=parse_settings(options.set)
-            )
+            checked = prepare(spec, chosen[0], overrides=parse_settings(options.set))
+            if options.replay:
+                replaying.possible(checked.target, resuming.directory(spec, None))
         except SpecError as error:
             problems += [f"{folder}: {p}" for p in error.problems]
     if problems:

@@ -27,6 +27,9 @@ def _replayed(e: Evidence) -> Finding:
     found = e.history.replayed
     if found is None:
         return not_asked("the run was not replayed (diloco-chaos replay DIR)")
+    never = e.history.resumed or e.history.run.params.get("error_feedback")
+    if never and not found.merges and found.unfollowed:
+        return not_asked(f"such a run cannot be replayed: {found.unfollowed[0]}")
     if e.history.replayed_other:
         return unknown("what was replayed is another journal than this one; replay it again")
     if found.difference:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.events import (
     Adopted,
@@ -196,6 +197,22 @@ class NoTapeError(ValueError):
     """The lines are of no run that can be replayed; says why."""
 
 
+def refused(params: Mapping[str, Any], resumed: str = "") -> str:
+    """Why no run with these settings can ever be replayed; empty when that does not keep it from
+    it. ``resumed`` names the earlier run whose checkpoint it goes on from, if any."""
+    if resumed:
+        return (
+            f"the run goes on from a checkpoint of {resumed}, whose arrays are in no journal; a "
+            "run is replayed from its beginning"
+        )
+    if params.get("error_feedback"):
+        return (
+            "with error_feedback every push depends on all earlier ones, those that got lost "
+            "included, and they are in no journal; run it without error_feedback to replay it"
+        )
+    return ""
+
+
 def build(lines: Iterable[tuple[int, AnyEvent]]) -> Tape:
     """The tape in a journal's (line number, event) pairs.
 
@@ -208,18 +225,11 @@ def build(lines: Iterable[tuple[int, AnyEvent]]) -> Tape:
     run = reading.run
     if run is None:
         raise NoTapeError("the journal lacks its first line: what was run is not known")
-    if reading.resumed:
-        raise NoTapeError(
-            f"the run goes on from a checkpoint of run {reading.resumed}, whose arrays are in no "
-            "journal; a run is replayed from its beginning"
-        )
     if run.target != "diloco":
         raise NoTapeError(f"target {run.target!r} writes no tape; only diloco does")
-    if run.params.get("error_feedback"):
-        raise NoTapeError(
-            "with error_feedback every push depends on all earlier ones, those that got lost "
-            "included, and they are in no journal; run it without error_feedback to replay it"
-        )
+    why = refused(run.params, reading.resumed and f"run {reading.resumed}")
+    if why:
+        raise NoTapeError(why)
     return reading.tape(run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.commands.replay import replay
+from harness.events import Replayed, encode
 from reports.build import build
 from reports.schema import Invariant
 from tests.harness.specs import spec_text
@@ -192,14 +194,74 @@ def test_no_line_may_speak_of_a_fragment_that_is_not_there(run_dir: Path) -> Non
     assert "speaks of fragment 77" in replay(run_dir, quiet=True).unfollowed[0]
 
 
-def test_error_feedback_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+FEEDBACK = ["--set", 'wire_up="int4"', "--set", "error_feedback=true"]
+
+
+def never(folder: Path, kind: str) -> tuple[Path, list[str]]:
+    """A finished run of a kind that is never replayed, and what made it one."""
+    if kind == "error_feedback":
+        return finished(folder, *FEEDBACK), FEEDBACK
+    (folder / "first").mkdir()
+    more = ["--set", "checkpoint_every=12"]
+    first = finished(folder / "first", *more)
+    told = [*more, "--resume", str(first)]
+    return finished(folder, *told), told
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("error_feedback", "with error_feedback every push depends on all earlier ones"),
+        ("resume", "whose arrays are in no journal"),
+    ],
+)
+def test_a_run_that_can_never_be_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, said: str
 ) -> None:
-    more = ["--set", 'wire_up="int4"', "--set", "error_feedback=true"]
-    out = finished(tmp_path, *more)
+    """It is declined in one sentence, and stays as green as it was."""
+    out, more = never(tmp_path, kind)
+    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert main(["gate", str(out)]) == 0
     capsys.readouterr()
     assert main(["replay", str(out)]) == 3
-    assert "with error_feedback every push depends on all earlier ones" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.startswith("not replayed: ")
+    assert said in text
+    assert text.count("\n") == 1
+    assert main(["replay", str(out), "--json"]) == 3
+    assert said in json.loads(capsys.readouterr().out)["why"]
+    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert main(["gate", str(out)]) == 0
+    # Earlier versions left such a finding; it takes nothing from the run.
+    digest = hashlib.sha256((out / "journal.jsonl").read_bytes()).hexdigest()
+    left = Replayed(t_ns=1, journal=digest, merges=0, steps=0, joins=0, unfollowed=(said,))
+    (out / "replay.jsonl").write_bytes(encode(left))
+    found = check12(out)
+    assert found.asked is False
+    assert said in found.why
+    assert main(["gate", str(out)]) == 0
+    # And whoever asks for both at once is told before anything runs.
+    capsys.readouterr()
+    asked = ["run", str(tmp_path / "exp.toml"), "--out", str(tmp_path / "again"), *more]
+    assert main([*asked, "--replay"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "1,2"]])
+def test_a_suite_with_such_a_member_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: list[str]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text(spec_text(KILL))
+    suite = tmp_path / "two.suite.toml"
+    suite.write_text('title = "t"\ntogether = ["one.toml", "two.toml"]\n')
+    asked = ["run", str(suite), "--out", str(tmp_path / "out"), "--replay", *FEEDBACK, *seeds]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "one: with error_feedback every push" in said
+    assert "two: with error_feedback every push" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_run_and_no_tape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
