@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import SpecError
 from harness.fuzz.write import to_toml
 from harness.scale.chips import Cluster, simulate
-from harness.scale.tapes import Excerpt, excerpt, experiment, trace
+from harness.scale.tapes import TAIL_S, Excerpt, excerpt, experiment, trace
 
 
 def execute(cluster: Cluster, seed: int, path: Path, minutes: float, *, as_json: bool) -> int:
@@ -40,6 +40,7 @@ def execute(cluster: Cluster, seed: int, path: Path, minutes: float, *, as_json:
             "stalls": sum(map(len, found.stalls)),
             "goodput_run_expected": found.expected,
             "mean_speed": found.speed,
+            "goodput_chips_window": found.goodput_window,
             "goodput_chips_excerpt": found.goodput,
             "goodput_chips": long_run,
             "run": repeat,
@@ -49,10 +50,8 @@ def execute(cluster: Cluster, seed: int, path: Path, minutes: float, *, as_json:
     sys.stdout.write(
         f"{path} and {beside}: {minutes:g} minutes of {cluster.learners} learners on "
         f"{cluster.chips:,} chips, {sum(map(len, found.stalls))} stalls (seed {seed})\n"
-        f"goodput of the chips: {long_run:.1%} over {cluster.days:g} days, {found.goodput:.1%} in "
-        "these minutes\n"
-        f"goodput of the run: {found.expected:.1%} expected; times {found.speed:.3f}, the mean "
-        "share of slices that are in, it is the chips'\n"
+        f"goodput of the chips: {long_run:.2%} over {cluster.days:g} days, {found.goodput:.2%} in "
+        "these minutes\n" + "\n".join(_identity(found)) + "\n"
         f"train on it: {repeat}\n"
     )
     return 0
@@ -64,7 +63,15 @@ def _remarks(found: Excerpt) -> list[str]:
         f"Synthetic tape: {cluster.learners} learners on {cluster.chips:,} simulated chips, seed "
         f"{found.seed}.",
         "A learner freezes while it reconfigures; slices that are out make its chip slower.",
-        f"Goodput of the run: {found.expected:.1%} expected; times {found.speed:.3f} (the mean "
-        "share of slices",
-        f"that are in) it is the goodput of the chips: {found.goodput:.1%} in these minutes.",
+        *_identity(found),
+    ]
+
+
+def _identity(found: Excerpt) -> list[str]:
+    return [
+        f"Over the run's window ({found.length_s / 60:g} minutes and a quiet tail of {TAIL_S:g} s, "
+        "in which nothing stalls):",
+        f"{found.expected:.2%} expected of the run, times {found.speed:.4f}, the mean share of "
+        "slices that are in,",
+        f"is the chips' {found.goodput_window:.2%}",
     ]

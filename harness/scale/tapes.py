@@ -14,7 +14,8 @@ How a timeline maps:
 * One second of the timeline is one virtual second, and a step takes the chips' ``step_s``.
 
 Goodput of the run counts a learner's own chip as nominal, so **goodput of the chips = goodput of
-the run x mean share of slices that are in** (x pace, with a speed variance).
+the run x mean share of slices that are in while they train** (x pace, with a speed variance). Both
+are of the same time: the excerpt and the run's quiet tail after it, in which nothing stalls.
 """
 
 from __future__ import annotations
@@ -60,22 +61,37 @@ class Excerpt:
 
     @property
     def goodput(self) -> float:
-        """Of the chips, in this excerpt."""
-        return sum(
-            speed * (1 - sum(end - begin for begin, end in life) / self.length_s)
-            for speed, life in zip(self.speeds, self.stalls, strict=True)
-        ) / len(self.speeds)
+        """Of the chips, in this excerpt alone, without the run's tail."""
+        return self._done_s(self.length_s) / (len(self.speeds) * self.length_s)
+
+    @property
+    def goodput_window(self) -> float:
+        """Of the chips, in the excerpt and the run's tail: ``expected`` x ``speed``."""
+        return self._done_s(self.window_s) / (len(self.speeds) * self.window_s)
 
     @property
     def speed(self) -> float:
-        """Mean of ``speeds``: what the run's goodput is multiplied with to be the chips'."""
-        return sum(self.speeds) / len(self.speeds)
+        """Mean of ``speeds``, each for as long as its learner trains: what the run's goodput is
+        multiplied with to be the chips'."""
+        trained_s = len(self.speeds) * self.window_s - self.stalled_s
+        return self._done_s(self.window_s) / trained_s
 
     @property
     def expected(self) -> float:
         """Goodput of the run, tail included."""
-        allocated_s = len(self.speeds) * (self.length_s + TAIL_S)
-        return 1 - self.stalled_s / allocated_s
+        return 1 - self.stalled_s / (len(self.speeds) * self.window_s)
+
+    @property
+    def window_s(self) -> float:
+        """What the run's goodput is of: the excerpt and the quiet tail."""
+        return self.length_s + TAIL_S
+
+    def _done_s(self, window_s: float) -> float:
+        """Of all learners together: ``window_s`` without their stalls, at their speeds."""
+        return sum(
+            speed * (window_s - sum(end - begin for begin, end in life))
+            for speed, life in zip(self.speeds, self.stalls, strict=True)
+        )
 
 
 def excerpt(cluster: Cluster, seed: int, length_s: float) -> Excerpt:

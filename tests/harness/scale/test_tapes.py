@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_long_excerpt_has_the_clusters_goodput() -> None:
     """12 h after it settled: what the excerpt says of the chips is what the simulation says."""
     long = excerpt(MILLION, 1, 12 * 3600.0)
     assert long.goodput == pytest.approx(simulate(MILLION, 1).goodput, abs=0.006)
-    assert long.goodput == pytest.approx(long.expected * long.speed, abs=0.002)
+    assert long.goodput == pytest.approx(long.goodput_window, abs=0.002)
     assert 0.96 < long.speed < 0.98, "3 % of the slices are out in the mean"
 
 
@@ -57,6 +58,26 @@ def test_the_experiment_says_what_to_expect() -> None:
     assert table["gate"]["goodput_min"] == pytest.approx(found.expected, abs=0.021)
     whole = 8 * (LENGTH_S + TAIL_S)
     assert found.expected == pytest.approx(1 - found.stalled_s / whole)
+
+
+@pytest.mark.parametrize("minutes", ["5", "30"])
+def test_the_printed_figures_multiply(
+    minutes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However much of a short run is its quiet tail; where a speed varies, too."""
+    path = tmp_path / "t.toml"
+    told = ["simulate", "--tape", str(path), "--tape-minutes", minutes]
+    assert main([*told, "--speed-cv", "0.1"]) == 0
+    pattern = re.compile(r"([\d.]+)% expected of the run, times ([\d.]+).*?chips' ([\d.]+)%", re.S)
+    for text in (capsys.readouterr().out, path.read_text()):
+        found = pattern.search(text)
+        assert found is not None, text
+        run, share, chips = map(float, found.groups())
+        assert run * share == pytest.approx(chips, abs=0.02)
+        assert f"{minutes} minutes and a quiet tail of 40 s" in text
+    short = excerpt(MILLION, 1, 300.0)
+    assert short.goodput_window == pytest.approx(short.expected * short.speed, rel=1e-12)
+    assert short.goodput_window > short.goodput, "nothing stalls in the tail"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +120,7 @@ def test_training_on_the_tape_has_its_goodput(
     report = build(out)
     assert report.goodput.ratio == pytest.approx(told["goodput_run_expected"], abs=0.005)
     chips = report.goodput.ratio * told["mean_speed"]
-    assert chips == pytest.approx(told["goodput_chips_excerpt"], abs=0.01)
+    assert chips == pytest.approx(told["goodput_chips_window"], abs=0.005)
     assert report.goodput.uptime_ratio == 1.0
     assert report.faults.effective == report.faults.planned == told["stalls"]
     replay = next(i for i in report.invariants if i.name == "replay")
