@@ -154,6 +154,7 @@ def _goodput(history: History, ledger: Ledger, tokens: Tokens) -> schema.Goodput
                 )
                 for f in tokens.fragments
             ],
+            died=tokens.died,
         ),
         overrun_ratio=_share(ledger.overruns, ledger.paced_steps),
         steps=steps,

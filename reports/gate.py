@@ -162,7 +162,7 @@ GATES: dict[str, Gate] = {
             "lost_tokens_max",
             "at most",
             "ratio",
-            "share of trained tokens that were thrown away",
+            "share of trained tokens that merges overwrote or that died with their learner",
             _lost_ratio,
         ),
         Gate(

@@ -44,6 +44,8 @@ GLOSSARY = (
         "merged goodput",
         "goodput that counts a step only by the share of parameters it was merged into",
     ),
+    ("lost (time)", text.LABEL_WORDS["lost"] + "; 0 in a run that lost nobody"),
+    ("overwritten by merges (tokens)", text.TOKENS_NOTE),
     ("uptime", "share of the window in which at least one learner was stepping"),
     ("planned, executed, effective", "drawn from the spec; carried out; seen in the victim"),
     ("self-healing latency", "from the effect (or the lift) to the first merged contribution"),
@@ -113,6 +115,7 @@ def environment() -> jinja2.Environment:
     env.filters["duration"] = text.duration
     env.filters["count"] = text.count
     env.filters["checkpoints"] = text.checkpoints_line
+    env.filters["checkpoints_tile"] = text.checkpoints_tile
     # The stylesheet is ours and must not be escaped; nothing from a run ever goes into it.
     env.globals["css"] = Markup((_HERE / "report.css").read_text())
     return env

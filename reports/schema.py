@@ -84,6 +84,8 @@ class TokenCounts(Part, frozen=True, kw_only=True):
     lost: int | None
     in_flight: int | None
     by_fragment: list[FragmentTokens]
+    died: int | None = None
+    """Of ``lost``: died with their learner; the others were overwritten by merges."""
 
 
 class Goodput(Part, frozen=True, kw_only=True):

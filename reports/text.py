@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reports.ledger import LABELS
-from reports.schema import Checkpoints, GateRow, Quality, Report
+from reports.schema import Checkpoints, GateRow, Quality, Report, TokenCounts
 
 SUMMARY_BYTES_MAX = 1024 * 1024 - 1
 """Hosted job summaries refuse, rather than cut, anything of 1 MiB or more."""
 
+WITHOUT_MAX = 8
+"""Faults without healing that the terminal names."""
+
 LABEL_WORDS = {
     "useful": "in a step that counts",
-    "lost": "in steps that were thrown away",
+    "lost": "in steps that died with their learner, or were taken back",
     "waiting": "blocked on others",
     "slowed": "beyond a step's nominal time",
     "down_detect": "dead, nobody noticed yet",
@@ -22,6 +25,18 @@ LABEL_WORDS = {
     "other": "not explained",
 }
 """What each label of the ledger means, in a few words."""
+
+TOKENS_NOTE = (
+    "overwritten are steps that a learner took between the pull of a fragment and the adoption of "
+    "its merge, which replaces them: a run without faults has them, too, and their time is no lost "
+    "time"
+)
+"""What the tokens that no merge heard are, other than those that died."""
+
+TOKENS_SHORT = (
+    "(overwritten: steps taken between a fragment's pull and its merge; without faults, too)"
+)
+"""The same for the width of a terminal."""
 
 TITLES = {
     "passed": "PASSED",
@@ -97,10 +112,13 @@ def terminal(report: Report, page: str = "") -> str:
         f"{report.faults.effective} effective",
         f"  residue        {residue_line(report)}",
     ]
+    if told := tokens_line(good.tokens):
+        lines += [f"  tokens         {told}", f"                 {TOKENS_SHORT}"]
     if report.quality.final_loss is not None:
         lines.append(_loss_text(report.quality))
     if report.checkpoints is not None:
         lines.append(f"  checkpoints    {checkpoints_line(report.checkpoints)}")
+    lines += _replay_text(report)
     lines += _healing_text(report)
     bad = [i for i in report.invariants if i.valid is not True and i.asked]
     held = sum(i.valid is True for i in report.invariants)
@@ -115,6 +133,27 @@ def terminal(report: Report, page: str = "") -> str:
     if page:
         lines.append(f"  report: {page}")
     return "\n".join(lines) + "\n"
+
+
+def tokens_line(found: TokenCounts) -> str:
+    """Where the trained tokens went, in one line; empty for a target without fragments."""
+    if found.merged is None or found.lost is None or not found.trained:
+        return ""
+    parts = [(found.merged, "merged"), *lost_parts(found), (found.in_flight or 0, "in flight")]
+    said = ", ".join(f"{percent(n / found.trained)} {words}" for n, words in parts)
+    return f"{found.trained:,} trained: {said}"
+
+
+def lost_parts(found: TokenCounts) -> list[tuple[int, str]]:
+    """The lost tokens by cause; in one where an older report does not say."""
+    if found.lost is None:
+        return []
+    if found.died is None:
+        return [(found.lost, "overwritten by merges or died with their learner")]
+    return [
+        (found.lost - found.died, "overwritten by merges"),
+        (found.died, "died with their learner"),
+    ]
 
 
 def checkpoints_line(found: Checkpoints) -> str:
@@ -132,6 +171,25 @@ def checkpoints_line(found: Checkpoints) -> str:
             f"in {duration(found.complete_p50_s)} (medians)"
         )
     return "; ".join(said)
+
+
+def checkpoints_tile(found: Checkpoints) -> str:
+    """What stands under "7 of 7": short, for a tile."""
+    if found.begun == 0:
+        return f"went on from step {found.resumed_step}"
+    size = "" if found.bytes is None else f"; {found.bytes / 1e6:.1f} MB"
+    return f"complete{size}"
+
+
+def _replay_text(report: Report) -> list[str]:
+    """What a replay of the run found; nothing when there was none."""
+    found = next((i for i in report.invariants if i.name == "replay"), None)
+    if found is None or not found.asked:
+        return []
+    said = ""
+    if found.valid is not True:
+        said = "DIFFERS: " if found.valid is False else "inconclusive: "
+    return [f"  replay         {said}{found.why}"]
 
 
 def _loss_text(quality: Quality) -> str:
@@ -163,8 +221,10 @@ def residue_line(report: Report) -> str:
 
 def _healing_text(report: Report) -> list[str]:
     rows = [h for h in report.healing if h.counts]
+    without = without_healing(report)
+    told = ["", f"  effective without healing: {without}"] if without else []
     if not rows:
-        return []
+        return told
     head = ["fault", "unit", "detect", "restart", "ready", "healed", "throughput", "by"]
     table = [
         [
@@ -183,7 +243,21 @@ def _healing_text(report: Report) -> list[str]:
     if len(rows) > 20:
         lines.append(f"  showing 20 of {len(rows)}")
     lines.append(f"  healing: {healing_line(report)}")
-    return lines
+    return lines + told[1:]
+
+
+def without_healing(report: Report) -> str:
+    """The effective faults that healing does not count, and why; empty when there are none."""
+    counted = {(h.fault, h.unit, h.executed_s) for h in report.healing if h.counts}
+    names = [
+        f"{f.fault} {f.kind} on {f.unit}"
+        for f in report.faults.rows
+        if f.effective and (f.fault, f.unit, f.executed_s) not in counted
+    ]
+    if not names:
+        return ""
+    more = f" and {len(names) - WITHOUT_MAX} more" if len(names) > WITHOUT_MAX else ""
+    return f"{', '.join(names[:WITHOUT_MAX])}{more} (no unit was out, so there is nothing to heal)"
 
 
 def healing_line(report: Report) -> str:
@@ -267,6 +341,8 @@ def _sections(report: Report) -> Iterable[str]:
     yield _details(
         "Where the learners' time went", _table(["label", "meaning", "s", "share"], shares)
     )
+    if told := tokens_line(good.tokens):
+        yield f"\nTokens: {told} ({TOKENS_NOTE}).\n"
     if report.healing:
         yield _details("Self-healing", _healing_table(report))
     if report.faults.rows:

@@ -8,6 +8,9 @@ A step's tokens enter each fragment on their own. In one fragment they are
 
 ``trained = merged + lost + in flight`` holds exactly in every fragment. The figures for a whole
 run weigh fragments by their elements and are rounded so that the same identity holds.
+
+What is lost has two causes. Most is *overwritten*: adopting a merge replaces what was trained since
+the pull that it was made of, in a run without faults, too. The rest *died* with its learner.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ class FragmentTokens:
     merged: int
     lost: int
     in_flight: int
+    died: int = 0
+    """Of ``lost``: held by a life that ended, and not overwritten before."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Tokens:
     lost: int | None
     in_flight: int | None
     fragments: tuple[FragmentTokens, ...]
+    died: int | None = None
+    """Of ``lost``, as in :class:`FragmentTokens`."""
 
 
 def account(history: History, start_ns: int, end_ns: int) -> Tokens:
@@ -55,7 +62,8 @@ def account(history: History, start_ns: int, end_ns: int) -> Tokens:
     if not rows:
         return Tokens(trained, None, None, None, ())
     parts = _weighted(rows, trained)
-    return Tokens(trained, parts[0], parts[1], parts[2], rows)
+    died = sum(r.elements * r.died for r in rows) // (sum(r.elements for r in rows) or 1)
+    return Tokens(trained, parts[0], parts[1], parts[2], rows, min(died, parts[1]))
 
 
 def merged_useful(history: History, ledger: Ledger) -> tuple[int, int] | None:
@@ -92,7 +100,7 @@ def _token_sums(history: History, start_ns: int, end_ns: int) -> list[tuple[Life
 def _fragment(
     sums: list[tuple[Life, Sums]], merged: Coverage, number: int, elements: int, end_ns: int
 ) -> FragmentTokens:
-    trained = into = lost = 0
+    trained = into = lost = died = 0
     for life, tokens in sums:
         ranges = merged.of(life).get(number, [])
         whole = tokens.total
@@ -102,17 +110,26 @@ def _fragment(
         into += heard
         if gone is None:
             lost += whole - heard
+            died += whole - heard - _unheard(tokens, ranges, adopted_through(life, number, end_ns))
         else:
-            below = [(since, min(step, gone)) for since, step in ranges if since < gone]
-            lost += tokens.between(-1, gone) - tokens.over(union(below))
-    return FragmentTokens(number, elements, trained, into, lost, trained - into - lost)
+            lost += _unheard(tokens, ranges, gone)
+    return FragmentTokens(number, elements, trained, into, lost, trained - into - lost, died)
+
+
+def _unheard(tokens: Sums, ranges: list[tuple[int, int]], through: int) -> int:
+    """Tokens of the steps up to ``through`` that lie in no merged range."""
+    below = [(since, min(step, through)) for since, step in ranges if since < through]
+    return tokens.between(-1, through) - tokens.over(union(below))
 
 
 def lost_through(life: Life, fragment: int, end_ns: int) -> int | None:
     """The last local step whose tokens for ``fragment`` can no longer be merged by ``end_ns``;
     None when that is all of them because the life is over."""
-    if life.ended_by(end_ns):
-        return None
+    return None if life.ended_by(end_ns) else adopted_through(life, fragment, end_ns)
+
+
+def adopted_through(life: Life, fragment: int, end_ns: int) -> int:
+    """The local step after which the life last adopted ``fragment`` by ``end_ns``; -1: never."""
     steps = [a.event.step for a in life.adoptions(fragment) if a.event.t_ns <= end_ns]
     return max(steps, default=-1)
 

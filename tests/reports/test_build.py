@@ -56,6 +56,8 @@ def test_tokens_by_hand(report) -> None:  # type: ignore[no-untyped-def]
     # Weighed 100 to 300: 112.5, 32.5 and 25; the odd half goes to the first part.
     tokens = report.goodput.tokens
     assert (tokens.trained, tokens.merged, tokens.lost, tokens.in_flight) == (170, 113, 32, 25)
+    # Only the lost step of fragment 0 died: 10 x 100 / 400, rounded down.
+    assert tokens.died == 2
 
 
 def test_healing_by_hand(report) -> None:  # type: ignore[no-untyped-def]

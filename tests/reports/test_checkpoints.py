@@ -7,7 +7,7 @@ from reports.build import Analysis, analyse
 from reports.history import fold
 from reports.html import render
 from reports.schema import Report
-from reports.text import checkpoints_line, terminal
+from reports.text import checkpoints_line, checkpoints_tile, terminal
 from tests.reports.builder import Cluster, journal
 
 MS = 1_000_000
@@ -61,7 +61,10 @@ def test_what_they_cost_is_said() -> None:
     line = "1 of 1 complete; 4.0 MB, each part durable in 0.12 s, all in 0.30 s (medians)"
     assert checkpoints_line(found) == line
     assert f"checkpoints    {line}" in terminal(report)
-    assert line in render(analysis).decode()
+    page = render(analysis).decode()
+    assert line in page
+    assert page.count("1 of 1") == 2, "the tile says it once, the section once"
+    assert "<b>1 of 1</b><span>complete; 4.0 MB</span>" in page
 
 
 def test_one_that_is_not_complete_has_no_size() -> None:
@@ -89,3 +92,4 @@ def test_a_resumed_run_says_from_where() -> None:
     assert found is not None
     assert (found.resumed_run, found.resumed_step, found.resumed_parts) == ("first", 0, 1)
     assert checkpoints_line(found) == "went on from step 0 with 1 learners' parts"
+    assert checkpoints_tile(found) == "went on from step 0"

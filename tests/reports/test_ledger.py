@@ -79,6 +79,8 @@ def assert_sound(events: list[ev.AnyEvent]) -> Any:
         assert tokens.lost is not None
         assert tokens.in_flight is not None
         assert tokens.trained == tokens.merged + tokens.lost + tokens.in_flight
+        assert tokens.died is not None
+        assert 0 <= tokens.died <= tokens.lost
     return analysis
 
 

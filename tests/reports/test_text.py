@@ -9,7 +9,7 @@ from reports.build import analyse
 from reports.history import fold
 from reports.schema import Report, Skipped
 from tests.reports import hand
-from tests.reports.builder import Cluster, Ghost, Kill, journal
+from tests.reports.builder import Cluster, Ghost, Kill, Scripted, Straggle, journal
 
 
 def by_hand() -> Report:
@@ -26,6 +26,29 @@ def test_terminal_says_what_matters() -> None:
     assert "gate ok   goodput_min: 80.0%, at least 75.0%" in shown
     assert shown.endswith("  report: runs/1/report.html\n")
     assert "\x1b" not in shown
+
+
+def test_lost_tokens_are_told_by_cause_and_not_like_lost_time() -> None:
+    report = by_hand()
+    parts = "17.6% overwritten by merges, 1.2% died with their learner, 14.7% in flight"
+    assert f"tokens         170 trained: 66.5% merged, {parts}" in text.terminal(report)
+    assert text.TOKENS_SHORT in text.terminal(report)
+    assert f"{parts} ({text.TOKENS_NOTE})" in text.summary(report).decode()
+    goodput = report.goodput
+    older = msgspec.structs.replace(goodput.tokens, died=None)
+    assert "18.8% overwritten by merges or died with their learner" in text.tokens_line(older)
+    whole = msgspec.structs.replace(goodput.tokens, merged=None, lost=None, in_flight=None)
+    assert text.tokens_line(whole) == "", "a target without fragments has no parts"
+
+
+def test_effective_faults_without_healing_are_named() -> None:
+    faults: list[Scripted] = [Kill("learner-1", 4), Straggle("learner-2", 5, 3)]
+    shown = text.terminal(analyse(fold(journal(Cluster(faults=faults).events()))).report)
+    why = "no unit was out, so there is nothing to heal"
+    assert f"  effective without healing: f2 straggle on learner-2 ({why})" in shown
+    alone = analyse(fold(journal(Cluster(faults=faults[1:]).events()))).report
+    assert "effective without healing: f1 straggle" in text.terminal(alone)
+    assert "without healing" not in text.terminal(by_hand())
 
 
 def test_an_inconclusive_verdict_never_reads_like_a_pass() -> None:
