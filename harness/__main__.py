@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from harness.errors import ChaosError
+from harness.errors import ChaosError, Interrupted
 
 COMMANDS: dict[str, str] = {
     "run": "break a training cluster while it trains, and say what happened",
@@ -59,9 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     given = sys.argv[1:] if argv is None else list(argv)
     chosen = next((a for a in given if not a.startswith("-")), None)
-    arguments = parser(chosen).parse_args(given)
     try:
+        arguments = parser(chosen).parse_args(given)
         status: int = arguments.execute(arguments)
+    except KeyboardInterrupt:
+        stopped = Interrupted(signal.SIGINT)
+        print(f"diloco-chaos: {stopped}", file=sys.stderr)
+        return stopped.exit_status
     except ChaosError as error:
         print(f"diloco-chaos: {error}", file=sys.stderr)
         return error.exit_status

@@ -64,7 +64,7 @@ class FaultSkipped(Exception):
 class Interrupted(ChaosError):
     """A signal asked the run to stop; everything is healed before this leaves the runner."""
 
-    def __init__(self, signal_number: int) -> None:
+    def __init__(self, signal_number: int, text: str = "") -> None:
         self.signal_number = signal_number
         self.exit_status = 128 + signal_number
-        super().__init__(f"interrupted by signal {signal_number}")
+        super().__init__(text or f"interrupted by signal {signal_number}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
@@ -11,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.clock import VirtualClock
+from harness.commands.pace import LIVE_EVERY_S, PLAIN_EVERY_S, Pace
 from harness.compose import Experiment
 from harness.events import (
     AnyEvent,
@@ -40,12 +43,23 @@ LINE_EVERY_NS = 5 * NS
 class Progress:
     """Shows phase, time, steps, merges and the last notable event."""
 
-    def __init__(self, experiment: Experiment, stream: TextIO, *, quiet: bool) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        stream: TextIO,
+        *,
+        quiet: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         head = experiment.spec.head
         self._window_s = head.duration_s
         self._total_s = head.duration_s + head.quiet_tail_s
-        self._quiet = quiet or isinstance(experiment.runtime.clock, VirtualClock)
+        self._quiet = quiet
         self._console = Console(file=stream, highlight=False)
+        # Virtual time may run faster than anybody reads, or, with real training, far slower.
+        every_s = LIVE_EVERY_S if self._console.is_terminal else PLAIN_EVERY_S
+        virtual = isinstance(experiment.runtime.clock, VirtualClock)
+        self._pace = Pace(every_s, clock) if virtual else None
         self._live: Live | None = None
         self._phase = "starting"
         self._since_ns = 0
@@ -76,13 +90,22 @@ class Progress:
         notable = self._notable(event)
         if notable:
             self._last = notable
-        if self._live is not None:
+        if self._pace is not None:
+            if self._pace.due():
+                self._show(self._line(event.t_ns))
+        elif self._live is not None:
             if notable:
                 self._console.print(Text(f"{event.t_ns / NS:7.1f} s  {notable}"))
             self._live.update(Text(self._line(event.t_ns)))
         elif notable or event.t_ns - self._printed_ns >= LINE_EVERY_NS:
             self._printed_ns = event.t_ns
             self._console.print(Text(self._line(event.t_ns)), soft_wrap=True)
+
+    def _show(self, line: str) -> None:
+        if self._live is not None:
+            self._live.update(Text(line))
+        else:
+            self._console.print(Text(line), soft_wrap=True)
 
     def _line(self, now_ns: int) -> str:
         parts = [f"{now_ns / NS:7.1f} s", self._phase]

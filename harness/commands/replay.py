@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -17,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.commands.pace import Bar
 from harness.commands.together import kept, known_run
-from harness.errors import ChaosError, HarnessError, JournalError, SpecError
+from harness.errors import ChaosError, HarnessError, Interrupted, JournalError, SpecError
 from harness.events import Replayed, RunStarted, encode
 from harness.journal import TORN, JournalText, read_journal
 from harness.rundir import host_facts
 from harness.runtimes.places import cache_dir
 from reports.history import JOURNAL, REPLAY
+from reports.schema import Report
 from reports.write import write_reports
 from targets.base import Target
 
@@ -141,23 +142,9 @@ def _followed(tape: Any, base: Replayed, journal: JournalText, quiet: bool) -> R
     from targets.diloco.replay import follow
 
     began_ns = time.monotonic_ns()
-    console = Console(stderr=True)
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("merges"))
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("replaying", total=tape.merges)
+    with Bar("replaying", tape.merges, "merges", sys.stderr, quiet=quiet) as bar:
         try:
-            found = follow(
-                tape,
-                cache_dir=str(cache_dir()),
-                until=base.until,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+            found = follow(tape, cache_dir=str(cache_dir()), until=base.until, progress=bar)
         except (ValueError, RuntimeError, OSError) as error:
             raise HarnessError(
                 f"the tape cannot be followed here: {type(error).__name__}: {error}"
@@ -192,6 +179,20 @@ def _digest(path: Path) -> str:
 
 def _numbers(journal: JournalText) -> tuple[int, ...]:
     return journal.lines or tuple(range(1, len(journal.events) + 1))
+
+
+def afterwards(run_dir: Path, *, quiet: bool) -> Report:
+    """Replay a run that just ended, and put what was found into its reports.
+
+    Raises what :func:`replay` raises, and ``Interrupted``, which leaves the reports as they are.
+    """
+    try:
+        found = replay(run_dir, quiet=quiet)
+    except KeyboardInterrupt as error:
+        told = f"the replay was interrupted; the run's reports, without it, are in {run_dir}"
+        raise Interrupted(signal.SIGINT, told) from error
+    keep(run_dir, found)
+    return write_reports(run_dir)
 
 
 def keep(run_dir: Path, found: Replayed) -> None:

@@ -186,10 +186,10 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
     elif named is not None:
         experiment = replace(experiment, control=named)
     carry(experiment, rundir)
-    if options.replay:
-        quiet = options.quiet or options.json
-        replaying.keep(rundir.path, replaying.replay(rundir.path, quiet=quiet))
-    return write_reports(rundir.path), rundir.path
+    report = write_reports(rundir.path)  # before a replay, which may take long or be interrupted
+    if options.replay and report.verdict.exit_status not in together.STOPPED:
+        report = replaying.afterwards(rundir.path, quiet=options.quiet or options.json)
+    return report, rundir.path
 
 
 def _control(options: argparse.Namespace, checked: Checked) -> Checked | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -115,11 +117,13 @@ def search(
     batches = _batches(first, seeds)
     done = 0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context) as pool, _ended_when_left():
         workers = processes or multiprocessing.cpu_count()
-        running = {
-            pool.submit(_batch, judge, batch) for batch in itertools.islice(batches, 2 * workers)
-        }
+        with _deaf():
+            running = {
+                pool.submit(_batch, judge, batch)
+                for batch in itertools.islice(batches, 2 * workers)
+            }
         failures: list[Failure] = []
         while running:
             finished, running = wait(running, return_when=FIRST_COMPLETED)
@@ -139,6 +143,30 @@ def search(
         if failures:
             worst = min(failures, key=lambda f: f.seed)
             yield Progress(done, time.monotonic() - began, worst)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are begun meanwhile never hear SIGINT: a terminal sends it to them as well,
+    and each would print where it was. This one hears it afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _ended_when_left() -> Iterator[None]:
+    """Processes that are begun meanwhile are ended when an exception, or nobody's asking for more,
+    leaves this early: none of their batches is waited for."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+        raise
 
 
 def _cancelled(

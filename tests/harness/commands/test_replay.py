@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,6 +14,8 @@ from harness.commands.replay import replay
 from harness.events import Replayed, encode
 from reports.build import build
 from reports.schema import Invariant
+from reports.text import terminal
+from targets.diloco import replay as following
 from tests.harness.specs import spec_text
 
 KILL = '[[fault]]\nkind = "kill"\nwhere = "learner-1"\nat_s = 2\n'
@@ -303,6 +305,53 @@ def test_run_with_replay(tmp_path: Path) -> None:
     # The first line names the spec's path.
     one, other = ((d / "journal.jsonl").read_bytes().splitlines()[1:] for d in (plain, out))
     assert one == other
+
+
+def test_the_summary_says_what_the_replay_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = finished(tmp_path, "--replay")
+    said = capsys.readouterr().out
+    told = json.loads((out / "replay.jsonl").read_text())
+    compared = f"{told['merges']} merges and {told['steps']} steps"
+    assert f"replay         {compared} came out bit-equal" in said
+    assert "replay   " in terminal(build(out))
+    edited(out, '"digest":"', '"digest":"0')
+    assert main(["replay", str(out)]) == 1
+    assert "replay         DIFFERS: the first difference is in line" in terminal(build(out))
+    (out / "replay.jsonl").unlink()
+    assert "replay   " not in terminal(build(out))
+
+
+def interrupted(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_replay_leaves_everything(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    monkeypatch.setattr(following, "follow", interrupted)
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 130
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "diloco-chaos: interrupted by signal 2\n")
+    assert {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
+
+
+def test_a_run_whose_replay_is_interrupted_has_its_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, out = tmp_path / "exp.toml", tmp_path / "run"
+    spec.write_text(spec_text(KILL))
+    monkeypatch.setattr(following, "follow", interrupted)
+    told = ["run", str(spec), "--seed", "3", "--out", str(out), "--quiet", "--replay"]
+    assert main(told) == 130
+    assert f"the run's reports, without it, are in {out}" in capsys.readouterr().err
+    assert not (out / "replay.jsonl").exists()
+    assert (out / "report.html").is_file()
+    assert not check12(out).asked
+    assert main(["gate", str(out)]) == 0
 
 
 @pytest.mark.live
