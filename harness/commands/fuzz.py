@@ -41,7 +41,7 @@ def execute(options: argparse.Namespace) -> int:
     first = secrets.randbelow(10**9) if options.first is None else options.first
     seeds = options.seeds or (None if options.minutes else 200)
     say = Console(stderr=options.json, highlight=False)
-    say.print(f"seeds from {first}; repeat with: diloco-chaos fuzz --first {first}")
+    say.print(f"seeds from {first}; repeat with: {_again(options, first)}", soft_wrap=True)
     tried, seconds, failure = 0, 0.0, None
     with say.status("fuzzing") as status:
         for progress in search(
@@ -57,6 +57,15 @@ def execute(options: argparse.Namespace) -> int:
             status.update(f"seed {failure.seed} breaks {failure.check}; shrinking")
             failure = minimal(failure, judge, seconds=options.shrink_s)
     return _said(options, tried, seconds, failure)
+
+
+def _again(options: argparse.Namespace, first: int) -> str:
+    """The command that tries the same seeds; time alone does not say how many those are."""
+    command = f"diloco-chaos fuzz --first {first}"
+    for name in ("seeds", "minutes"):
+        if (value := getattr(options, name)) is not None:
+            command += f" --{name} {value:g}" if name == "minutes" else f" --{name} {value}"
+    return command
 
 
 def _said(options: argparse.Namespace, tried: int, seconds: float, failure: Failure | None) -> int:
