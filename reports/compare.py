@@ -26,7 +26,7 @@ from reports.twin import lines as twin_lines
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of both runs. ``better`` is A, B, equal, or empty when it cannot be said."""
+    """One number of both runs. ``better`` is A, B, or empty: a tie, or nothing that is better."""
 
     name: str
     a: str
@@ -103,9 +103,16 @@ _FIGURES: tuple[tuple[str, Number, Words, int], ...] = (
     ("final loss", lambda r: r.quality.final_loss, _plain, -1),
     ("final accuracy", lambda r: r.quality.final_accuracy, text.percent, 1),
     ("bytes per step", lambda r: r.network.bytes_per_step, _count, -1),
-    ("overruns", lambda r: r.goodput.overrun_ratio, text.percent, -1),
+    ("overruns", lambda r: r.goodput.overrun_ratio, text.percent, 0),
 )
 """Name, value, how it is written, and whether more is better (1), worse (-1) or neither (0)."""
+
+
+_SIGNS = {"useful": 1, "other": 0}
+"""Labels of the ledger of which less is not better; nobody can say what unexplained time is."""
+
+TIE = 0.01
+"""Figures this close to each other, as a share of the larger one, make no run the better one."""
 
 
 def compare(a: Report, b: Report, *, together: bool = False) -> Comparison:
@@ -114,7 +121,7 @@ def compare(a: Report, b: Report, *, together: bool = False) -> Comparison:
     figures = tuple(_figure(n, value(a), value(b), w, s) for n, value, w, s in _FIGURES)
     ledger = tuple(
         _figure(label, _share(a, label), _share(b, label), text.percent, s)
-        for label, s in ((label, 1 if label == "useful" else -1) for label in LABELS)
+        for label, s in ((label, _SIGNS.get(label, -1)) for label in LABELS)
     )
     twin = judge(a, b) if are_twins(a, b) else None
     return Comparison(
@@ -139,8 +146,12 @@ def _figure(name: str, a: float | None, b: float | None, words: Words, sign: int
         return Figure(name, words(a), words(b), "–", "")
     # The ratio only where it means something: no division by nothing, no "1.00x" of equals.
     change = "same" if a == b else f"×{b / a:.3f}" if a > 0 else "–"
-    better = "" if sign == 0 else "equal" if a == b else "B" if (b - a) * sign > 0 else "A"
+    better = "" if sign == 0 or _tied(a, b) else "B" if (b - a) * sign > 0 else "A"
     return Figure(name, words(a), words(b), change, better)
+
+
+def _tied(a: float, b: float) -> bool:
+    return abs(b - a) <= TIE * max(abs(a), abs(b))
 
 
 def _warnings(a: Report, b: Report, together: bool) -> list[str]:

@@ -32,11 +32,25 @@ def test_figures_point_to_the_better_run() -> None:
     assert found["goodput"].change.startswith("×0.")
     assert found["tokens lost"].better == "A"
     assert found["uptime"].change == "same"
-    assert found["uptime"].better == "equal"
+    assert found["uptime"].better == "", "a tie"
+    assert found["overruns"].better == "", "about the host"
     # A has no fault, so nothing can be said about healing.
     assert (found["healing, longest"].a, found["healing, longest"].better) == ("–", "")
     back = {f.name: f for f in compare(report_of(STORM), report_of(CALM)).figures}
     assert back["goodput"].better == "B"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "better"), [(1.0, ""), (1.009, ""), (0.991, ""), (1.02, "B"), (0.98, "A")]
+)
+def test_figures_within_a_hundredth_are_a_tie(ratio: float, better: str) -> None:
+    calm = report_of(CALM)
+    assert calm.goodput.ratio is not None
+    one = msgspec.structs.replace(calm.goodput, ratio=0.5)
+    other = msgspec.structs.replace(calm.goodput, ratio=0.5 * ratio)
+    pair = [msgspec.structs.replace(calm, goodput=g) for g in (one, other)]
+    found = {f.name: f for f in compare(pair[0], pair[1]).figures}
+    assert found["goodput"].better == better
 
 
 def test_warnings_about_runs_that_do_not_compare() -> None:
