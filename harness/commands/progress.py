@@ -40,6 +40,10 @@ LINE_EVERY_NS = 5 * NS
 """Without a terminal, one line at most this often, so that CI logs stay readable."""
 
 
+KEEP_NS = 5 * NS
+"""A notable event is told for this long; later it would read like the present."""
+
+
 class Progress:
     """Shows phase, time, steps, merges and the last notable event."""
 
@@ -66,6 +70,8 @@ class Progress:
         self._steady_ns: int | None = None
         self._counts: Counter[str] = Counter()
         self._last = ""
+        self._last_ns = 0
+        self._faulty = bool(experiment.planned)
         self._printed_ns = -LINE_EVERY_NS
 
     def __enter__(self) -> Progress:
@@ -89,7 +95,7 @@ class Progress:
             return
         notable = self._notable(event)
         if notable:
-            self._last = notable
+            self._last, self._last_ns = notable, event.t_ns
         if self._pace is not None:
             if self._pace.due():
                 self._show(self._line(event.t_ns))
@@ -113,8 +119,10 @@ class Progress:
             parts.append(f"{(now_ns - self._steady_ns) / NS:.0f}/{self._total_s:.0f} s")
         merges = f", {self._counts['merge']} merges" if self._counts["merge"] else ""
         parts.append(f"{self._counts['step']} steps{merges}")
-        parts.append(f"{self._counts['fault']} faults")
-        return "  ".join([*parts, self._last])
+        if self._faulty:
+            parts.append(f"{self._counts['fault']} faults")
+        recent = self._last if now_ns - self._last_ns < KEEP_NS else ""
+        return "  ".join([*parts, recent]).rstrip()
 
     def _notable(self, event: AnyEvent) -> str:
         if isinstance(event, Step):
@@ -151,9 +159,9 @@ class Progress:
             again = event.incarnation > 1
             return f"{event.unit} runs again (life {event.incarnation})" if again else ""
         phases: dict[type, tuple[str, str]] = {
-            SteadyState: ("faults", "steady state reached"),
+            SteadyState: ("faults" if self._faulty else "trains", "steady state reached"),
             BaselineUnmet: ("ending", "steady state was not reached"),
-            WindowEnded: ("quiet tail", "everything healed"),
+            WindowEnded: ("quiet tail", "everything healed" if self._counts["fault"] else ""),
             TailEnded: ("ending", ""),
             RunEnded: ("ended", ""),
         }
