@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import harness.runtimes
 import targets
 from faults.base import LinkState, Resource
-from faults.select import Candidate
+from faults.select import Candidate, select
 from faults.traits import PROXY
 from harness.errors import CapabilityError, LaunchError, SpecError
 from harness.events import ControlMeasured
@@ -74,11 +75,13 @@ def check(
     planned: list[Planned] = []
     units = _units(draft, target, seed)
     if units and draft.head is not None:
-        sound = [f for f in draft.faults if f is not None]
         if draft.head.links is not None and target is not None:
             problems += _unknown_groups(draft.head.links, target)
-        planned, found = make(sound, units, seed, draft.head.duration_s)
+        planned, found = make(draft.faults, units, seed, draft.head.duration_s)
         problems += found
+    for place, where in draft.aims.items() if units else ():
+        _, found = select(where, units, random.Random(0))
+        problems += [f"f{place + 1}.{problem}" for problem in found]
     spec = draft.finished(problems)
     if target is None:  # finished() raises before this whenever the target has a problem
         raise SpecError(draft.name, ["target: cannot be created"])

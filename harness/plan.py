@@ -137,12 +137,15 @@ def _triggered(item: Planned, event: AnyEvent) -> bool:
 
 
 def make(
-    faults: Sequence[FaultPart], units: Sequence[Candidate], seed: int, duration_s: float
+    faults: Sequence[FaultPart | None], units: Sequence[Candidate], seed: int, duration_s: float
 ) -> tuple[list[Planned], list[str]]:
-    """(planned faults, problems) for a spec's faults on these units."""
+    """(planned faults, problems) for a spec's faults on these units; None stands for one that
+    could not be read, so that the others keep their places."""
     planned: list[Planned] = []
     problems: list[str] = []
     for index, part in enumerate(faults):
+        if part is None:
+            continue
         arrivals, found = drawn(index, part, units, seed, duration_s)
         problems += [f"f{index + 1}.{p}" for p in found]
         if part.at_s is None and any(a.deed.from_start for arr in arrivals for a in arr.acts):

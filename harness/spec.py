@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class Draft:
     faults: tuple[FaultPart | None, ...]
     gate: Mapping[str, float]
     problems: tuple[str, ...]
+    aims: Mapping[int, str | Sequence[str]] = field(default_factory=dict)
+    """Whom faults that could not be read would hit, by their places: that can be wrong, too."""
 
     def finished(self, more: Sequence[str] = ()) -> Spec:
         """The spec; raises :class:`SpecError` with all problems, ``more`` included."""
@@ -110,7 +112,17 @@ def read_table(
     faults = tuple(read_fault(f, f"f{i + 1}.", problems, head, base) for i, f in enumerate(given))
     problems += _twice(faults)
     gate = _gate(raw.get("gate", {}), gates, problems)
-    return Draft(name, text, head, target, faults, gate, tuple(problems))
+    aims = {
+        i: where
+        for i, (part, table) in enumerate(zip(faults, given, strict=True))
+        if part is None and _names(where := table.get("where"))
+    }
+    return Draft(name, text, head, target, faults, gate, tuple(problems), aims)
+
+
+def _names(where: Any) -> bool:
+    several = isinstance(where, list) and all(isinstance(name, str) for name in where)
+    return several or isinstance(where, str)
 
 
 def read_file(path: Path, *, gates: Mapping[str, Any]) -> Draft:

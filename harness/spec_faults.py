@@ -148,7 +148,8 @@ def _with_params(
     own = {k: v for k, v in raw.items() if k in kind.model_fields and k not in _RESERVED}
     part = validated(kind, {**own, "kind": name if fault else "noop"}, prefix, problems)
     if fault is None:
-        return None, None
+        # With a kind that does nothing, for what else can be said; never part of a whole spec.
+        return part, None
     values, found = read_params(fault, {k: v for k, v in raw.items() if k not in own})
     problems += [prefix + p for p in found]
     return (part.model_copy(update={"params": values}) if part is not None else None), fault

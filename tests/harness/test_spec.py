@@ -101,6 +101,24 @@ def test_each_mistake_is_named(old: str, new: str, part: str) -> None:
     assert part in found[0]
 
 
+def test_an_unknown_kind_hides_no_other_mistake_of_its_fault() -> None:
+    bad = GOOD.replace('kind = "kill"', 'kind = "kil"').replace("at_s = 2", "at_s = 99")
+    found = problems(bad.replace('"learner-1"', '"learner-7"'))
+    assert len(found) == 3
+    for part in ("f1.kind: unknown fault 'kil'", "f1.at_s: 99 lies outside", "f1.where: "):
+        assert sum(p.startswith(part) for p in found) == 1, part
+    both = bad.replace('"learner-1"', '["learner-1", "learner-7"]')
+    assert sum("'learner-7' matches no unit" in p for p in problems(both)) == 1
+
+
+def test_a_fault_keeps_its_place_behind_one_that_cannot_be_read() -> None:
+    second = '[[fault]]\nkind = "kill"\nat_s = 3\nwhere = "learner-8"\n'
+    bad = GOOD.replace('kind = "kill"', 'kind = "kil"').replace("[gate]", f"{second}[gate]")
+    found = problems(bad)
+    assert len(found) == 2
+    assert found[1].startswith("f2.where: 'learner-8' matches no unit")
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         read_file(tmp_path / "no.toml", gates=GATES)
