@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness import catalogue
+from harness.errors import SpecError
 from harness.suite import Suite
 from reports.gate import GATES
 
@@ -36,6 +39,21 @@ def seed_of(run: Path | None) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None  # what is wrong with the directory is said by whoever resumes from it
     return seed if type(seed) is int else None
+
+
+@contextmanager
+def seed_told(run: Path | None, seed: int) -> Iterator[None]:
+    """Whatever refuses to go on from ``run`` under another ``seed`` than its own is told both."""
+    try:
+        yield
+    except SpecError as error:
+        own = seed_of(run)
+        if error.where != "resume" or own in (None, seed):
+            raise
+        hint = (
+            f"the run in {run} has seed {own}, this one {seed}: leave --seed out to take its seed"
+        )
+        raise SpecError(error.where, [*error.problems, hint]) from error
 
 
 def _asked(spec: str) -> str | None:

@@ -154,16 +154,17 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
     named = None if options.control is None else control.named(options.control, checked)
     run_id = new_run_id()
     out = options.out or Path("runs") / f"{checked.spec.name}-{run_id}"
-    experiment = compose(
-        checked,
-        run=run_id,
-        directory=out,
-        runtime=options.runtime,
-        make_runtime=_attached(options.attach),
-        given=options.spec,
-        repeat_with=repeated(options),
-        resume=earlier,
-    )
+    with resuming.seed_told(earlier, checked.seed):
+        experiment = compose(
+            checked,
+            run=run_id,
+            directory=out,
+            runtime=options.runtime,
+            make_runtime=_attached(options.attach),
+            given=options.spec,
+            repeat_with=repeated(options),
+            resume=earlier,
+        )
     rundir = RunDir.create(out, checked.spec, run_id, checked.seed)
     say = sys.stderr if options.json else sys.stdout
     print(

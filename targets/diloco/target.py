@@ -192,7 +192,11 @@ class DilocoTarget:
         except resuming.CannotResume as error:
             raise SpecError("resume", error.problems) from error
         self._resumption = found
-        return [f"goes on from global step {found.marker} of run {found.run}", *found.notes]
+        # Every simulated run has the same id; which one it was, its seed says: ours, or its parts
+        # would not fit.
+        same_id = found.run == "simulated"
+        which = f"the simulated run with seed {self.seed}" if same_id else f"run {found.run}"
+        return [f"goes on from global step {found.marker} of {which}", *found.notes]
 
     def _take_over(self) -> None:
         """The syncer's first life finds the earlier run's outer state on its disk."""

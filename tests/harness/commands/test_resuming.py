@@ -67,7 +67,9 @@ def test_a_run_goes_on_with_the_earlier_ones_seed(
     assert {r.unit for r in resumed(out)} == {"syncer", "learner-0", "learner-1", "learner-2"}
     started = read_journal(out / "journal.jsonl").events[0]
     assert isinstance(started, RunStarted)
-    assert "goes on from global step" in started.notes[0]
+    # Every simulated run has the same id, so its seed says which one it was.
+    step = started.notes[0].removeprefix("goes on from global step ")
+    assert step.endswith(" of the simulated run with seed 9")
     # What goes on has checkpoints of its own.
     assert (out / "checkpoints" / "syncer").is_dir()
 
@@ -95,8 +97,10 @@ def test_every_reason_against_is_named_before_anything_starts(
     path, out = spec(tmp_path, "second"), str(tmp_path / "out")
     said = refused(capsys, path, "--resume", str(earlier), "--seed", "10", out)
     assert said.count("another parameter layout or seed") == 2
+    assert f"the run in {earlier} has seed 9, this one 10: leave --seed out" in said
     said = refused(capsys, path, "--resume", str(tmp_path / "nowhere"), out)
     assert "is no directory" in said
+    assert "leave --seed out" not in said
     said = refused(capsys, path, "--resume", str(tmp_path), out)
     assert "no complete checkpoint: there is none" in said
     counter = spec(tmp_path, "counter", params="", target="counter")
