@@ -7,6 +7,7 @@ import msgspec
 from reports import text
 from reports.build import analyse
 from reports.history import fold
+from reports.html import render
 from reports.schema import Report, Skipped
 from tests.reports import hand
 from tests.reports.builder import Cluster, Ghost, Kill, Scripted, Straggle, journal
@@ -34,6 +35,10 @@ def test_lost_tokens_are_told_by_cause_and_not_like_lost_time() -> None:
     assert f"tokens         170 trained: 66.5% merged, {parts}" in text.terminal(report)
     assert text.TOKENS_SHORT in text.terminal(report)
     assert f"{parts} ({text.TOKENS_NOTE})" in text.summary(report).decode()
+    page = render(analyse(fold(journal(hand.journal())))).decode()
+    for cause, tokens in (("overwritten by merges", 30), ("died with their learner", 2)):
+        assert f'<th scope="row">{cause}</th><td class="n">{tokens}</td>' in page
+    assert page.count(text.TOKENS_NOTE) == 2, "at the figures and among the words"
     goodput = report.goodput
     older = msgspec.structs.replace(goodput.tokens, died=None)
     assert "18.8% overwritten by merges or died with their learner" in text.tokens_line(older)
