@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from harness.events import (
 )
 from harness.journal import read_journal
 from harness.rundir import RunDir
-from harness.runner import StopFlag, run
+from harness.runner import SWITCH_S, StopFlag, prompt_threads, run
 from harness.runtimes.base import RunContext
 from harness.runtimes.simulated import SimulatedRuntime
 from tests.harness.specs import checked
@@ -171,3 +172,10 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
         executed(tmp_path / name, KILL + PAUSE)
     a, b = ((tmp_path / n / "run" / "journal.jsonl").read_bytes() for n in ("a", "b"))
     assert a == b
+
+
+def test_threads_are_prompt_during_a_run_and_as_before_after_it() -> None:
+    before = sys.getswitchinterval()
+    with prompt_threads():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == before
