@@ -204,15 +204,17 @@ def finite(e: Evidence) -> Finding:
     ]
     damaged = [r for r in history.refused if r.event.why.startswith(DAMAGED)]
     names = {
-        (r.event.sender, r.event.sender_incarnation, r.event.fragment, r.event.step): r.line
+        (r.event.sender, r.event.sender_incarnation, r.event.fragment, r.event.step): r
         for r in damaged
     }
     for merge in history.merges:
         for part in merge.event.contributions:
-            line = names.get((part.unit, part.incarnation, merge.event.fragment, part.step))
-            if line is not None:
+            seen = names.get((part.unit, part.incarnation, merge.event.fragment, part.step))
+            # Asked again later, a learner that waits may send the same step in good order.
+            asked_ns = merge.event.t_ns - merge.event.sync_ns
+            if seen is not None and seen.event.t_ns >= asked_ns:
                 text = "was refused as damaged and merged all the same"
-                found.append((f"{_named(merge, part)}: {text}", (line, merge.line)))
+                found.append((f"{_named(merge, part)}: {text}", (seen.line, merge.line)))
     senders = ", ".join(sorted({r.event.sender for r in damaged}))
     refused = f"; {len(damaged)} damaged updates refused, from {senders}" if damaged else ""
     good = holds(
