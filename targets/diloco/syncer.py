@@ -311,11 +311,15 @@ class Syncer:
 
     def _restored(self, job: Restore, result: Restored | None) -> None:
         """The worker holds what was saved, or the version before where the disk was damaged."""
+        # What learners were asked for meanwhile is committed when it is here, and not before.
+        again = [] if self._bereft else list(self._lost)
         if result is not None:
             for fragment, why in result.damaged.items():
-                self._lost.setdefault(fragment, (self.versions[fragment] + 1, why))
-        for fragment, (version, _) in self._lost.items():
-            self._out.append(Work(Recommit(fragment, version)))
+                if fragment not in self._lost:
+                    self._lost[fragment] = (self.versions[fragment] + 1, why)
+                    again.append(fragment)
+        for fragment in again:
+            self._out.append(Work(Recommit(fragment, self._lost[fragment][0])))
         self._open_for_business()
 
     def _open_for_business(self) -> None:
