@@ -7,7 +7,7 @@ learner had adopted was committed before the syncer's.
 
 from __future__ import annotations
 
-from harness.events import Checkpointed, Resumed
+from harness.events import Checkpointed, Resumed, SnapshotComplete
 from reports.checks.base import Evidence, Finding, broken, holds, not_asked, unknown, verdict_of
 from reports.history import History
 from reports.lives import Seen
@@ -25,7 +25,7 @@ def cuts_consistent(e: Evidence) -> Finding:
         return not_asked("no checkpoint was begun")
     found = _begin_where_told(history)
     for complete in history.snapshots:
-        found += _cut(history, complete.event.marker, complete.event.members, complete.line)
+        found += _cut(history, complete)
     if len(syncers) > 1 and not history.snapshots:
         lines = [c.line for c in syncers]
         return broken(f"{len(syncers)} checkpoints were begun and none was completed", *lines)
@@ -42,18 +42,14 @@ def cuts_consistent(e: Evidence) -> Finding:
     return verdict_of(found, holds("; ".join(says), *lines))
 
 
-def _cut(history: History, marker: int, members: dict[str, int], line: int) -> Violations:
-    at = {
-        (c.event.unit, c.event.incarnation): c
-        for c in history.checkpointed
-        if c.event.marker == marker
-    }
-    own = next((c for (unit, _), c in at.items() if unit in history.syncers), None)
+def _cut(history: History, complete: Seen[SnapshotComplete]) -> Violations:
+    marker, line = complete.event.marker, complete.line
+    own = _part(history, complete.event.unit, complete.event.incarnation, complete)
     if own is None:
         return _unless_cut(history, f"checkpoint {marker} has no part of the syncer", line)
     found: Violations = []
-    for name, incarnation in members.items():
-        part = at.get((name, incarnation))
+    for name, incarnation in complete.event.members.items():
+        part = _part(history, name, incarnation, complete)
         if part is None:
             text = f"checkpoint {marker} is complete without the part of {name}"
             found += _unless_cut(history, text, line)
@@ -63,6 +59,25 @@ def _cut(history: History, marker: int, members: dict[str, int], line: int) -> V
             through = ()  # of another life
         found += _pair(f"checkpoint {marker}", own, part, through)
     return found
+
+
+def _part(
+    history: History, unit: str, incarnation: int, complete: Seen[SnapshotComplete]
+) -> Seen[Checkpointed] | None:
+    """The part of that life in the snapshot that ``complete`` tells of.
+
+    A syncer that lost all that it had counts its steps anew and passes the same markers again:
+    its part is of its own life, and a learner's the newest one by then.
+    """
+    parts = [
+        c
+        for c in history.checkpointed
+        if (c.event.unit, c.event.incarnation) == (unit, incarnation)
+        and c.event.marker == complete.event.marker
+    ]
+    by_then = [c for c in parts if c.event.t_ns <= complete.event.t_ns]
+    found = by_then or parts
+    return found[-1] if found else None
 
 
 def _pair(what: str, syncer: Marked, learner: Marked, through: tuple[int, ...]) -> Violations:

@@ -12,6 +12,9 @@ from reports.shadows import STATE_KINDS
 
 Violations = list[tuple[str, tuple[int, ...]]]
 
+Commit = Seen[Merged] | Seen[RolledBack]
+"""Both give a fragment a version that nobody may have seen before."""
+
 
 def rise_by_one(e: Evidence) -> Finding:
     """Check 3: versions rise by one at the syncer and never fall at any learner."""
@@ -100,14 +103,15 @@ def one_author(e: Evidence) -> Finding:
     if not history.merges:
         return not_asked("nothing was merged")
     found: Violations = []
-    for fragment, merges in _by_fragment(history).items():
-        first: dict[int, Seen[Merged]] = {}
-        for merge in merges:
-            other = first.setdefault(merge.event.version, merge)
-            if other is not merge:
-                text = f"version {merge.event.version} of fragment {fragment} was committed by "
-                who = f"{_name(other)} and again by {_name(merge)}"
-                found.append((text + who, (other.line, merge.line)))
+    first: dict[tuple[int, int], Commit] = {}
+    commits: list[Commit] = [*history.merges, *history.rolled_back]
+    for commit in sorted(commits, key=lambda c: c.line):
+        event = commit.event
+        other = first.setdefault((event.fragment, event.version), commit)
+        if other is not commit:
+            text = f"version {event.version} of fragment {event.fragment} was committed by "
+            who = f"{_name(other)} and again by {_name(commit)}"
+            found.append((text + who, (other.line, commit.line)))
     newest: dict[str, tuple[int, int]] = {}
     for merge in history.merges:
         event = merge.event
@@ -238,5 +242,5 @@ def _syncer_died(history: History) -> bool:
     )
 
 
-def _name(merge: Seen[Merged]) -> str:
-    return f"{merge.event.unit} (incarnation {merge.event.incarnation})"
+def _name(commit: Commit) -> str:
+    return f"{commit.event.unit} (incarnation {commit.event.incarnation})"

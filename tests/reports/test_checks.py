@@ -263,6 +263,22 @@ def zombie_author(events: Events) -> Events:
     return change(events, ev.Merged, lambda m: replace(m, incarnation=2), 50)
 
 
+def rolled_back_twice(events: Events) -> Events:
+    """A syncer that lost its disk commits a version that it had committed before."""
+    merge = [e for e in events if isinstance(e, ev.Merged)][20]
+    lost = ev.RolledBack(
+        t_ns=merge.t_ns,
+        unit=merge.unit,
+        incarnation=merge.incarnation,
+        fragment=merge.fragment,
+        version=merge.version,
+        before=merge.version - 1,
+        clock=merge.clock,
+    )
+    at = events.index(merge) + 1
+    return [*events[:at], lost, *events[at:]]
+
+
 def no_effect(events: Events) -> Events:
     return Cluster(learners=4, faults=[Ghost("learner-0", 4, 2)]).events()
 
@@ -328,6 +344,7 @@ BROKEN: list[Broken] = [
         "learner-3 was not hit and fell from 10.00 to 0",
     ),
     ("one-author", "second", second_author, "and again by syncer (incarnation 2)"),
+    ("one-author", "rolled back", rolled_back_twice, "and again by syncer (incarnation 1)"),
     ("one-author", "zombie", zombie_author, "committed after incarnation 2 had"),
     ("faults-real", "no effect", no_effect, "does not show in the unit's behaviour"),
     ("faults-real", "forgotten", forgotten, "f9 (kill on learner-3) was planned and nothing came"),
