@@ -1,8 +1,9 @@
 """The syncer's outer state on disk: one file per fragment and committed version.
 
 A file is written under a temporary name, synced, and renamed, so a version is either whole or
-not there. The version before the newest is kept until the next one: if the process dies after
-the file but before the node's own ``Save``, the node restarts one version back and still finds it.
+not there. Three of each fragment are kept: if the process dies after the file but before the
+node's own ``Save``, the node restarts one version back and still finds it; if that ``Save`` is
+found damaged as well, the node goes by the one before it and finds that too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safetensors.numpy import save
 
 Flat = NDArray[np.float32]
 
-KEPT = 2
+KEPT = 3
 """Versions of each fragment that stay on disk."""
 
 _NAME = re.compile(r"fragment-(\d+)-v(\d+)\.safetensors")

@@ -40,11 +40,11 @@ def test_a_version_comes_back_and_may_be_written_to(store: Store) -> None:
         got[0][:] = 7
 
 
-def test_the_newest_two_versions_of_each_fragment_stay(store: Store) -> None:
-    for version in (1, 2, 3):
+def test_the_newest_three_versions_of_each_fragment_stay(store: Store) -> None:
+    for version in (1, 2, 3, 4):
         store.save(0, version, *pair(version))
     store.save(1, 1, *pair(1))
-    assert store.versions(0) == [2, 3]
+    assert store.versions(0) == [2, 3, 4]
     assert store.versions(1) == [1]
     assert store.versions(2) == []
     with pytest.raises(StateError, match="1"):
