@@ -9,7 +9,8 @@ beyond :data:`EPOCH`, so above whatever a learner holds that is away, and everyb
 What was trained on older versions counts for nothing from then on (``Syncer.floor``): no step gets
 into a fragment twice. The outer momentum is lost and begins at zero.
 
-Where nobody holds a newer version than the initial one and everybody was heard, nothing was lost.
+Where everybody was heard and holds the initial version, nothing was lost: a learner that began
+anew and holds none may have had one.
 Sans-IO, as the nodes that use it: :class:`Rescue` in the syncer, :class:`Handing` in a learner.
 """
 
@@ -33,8 +34,8 @@ from targets.diloco.params import DilocoParams
 from targets.diloco.recovery import LANE
 
 EPOCH = 1_000_000
-"""Versions after a rescue begin at the next multiple of this: more merges of one fragment than any
-learner sees while it is away from all those that are here."""
+"""Versions after a rescue begin at the next multiple of this that no earlier life of the syncer can
+have begun at. It is more merges of one fragment than a learner is away for."""
 
 ANSWER_NS = 30_000_000_000
 """How long a learner may take to hand everything over; slow links need their time."""
@@ -69,13 +70,17 @@ class Rescue:
         self._here: dict[str, tuple[int, ...] | None] = {}
         self._first: tuple[int, ...] = ()
         self._highest: list[int] = []
+        self._lives = 0
+        """Of the syncer, before this one: each may have been rescued too, and nobody is left who
+        would know."""
         self._decided = False
         self._until = NEVER
 
-    def begin(self, first: Sequence[int]) -> None:
+    def begin(self, first: Sequence[int], incarnation: int) -> None:
         """Nothing was saved although an earlier life was here; ``first`` are the versions of the
-        parameters with which the run began."""
+        parameters with which the run began, ``incarnation`` is the syncer's own."""
         self.active = True
+        self._lives = incarnation - 1
         self._first = tuple(first)
         self._highest = list(first)
 
@@ -112,7 +117,7 @@ class Rescue:
         """Where each fragment comes from; empty when nothing was lost. Call when :meth:`ready`."""
         self._decided = True
         everybody = len(self._here) == self._params.learners
-        stateless = all(versions is None for versions in self._here.values())
+        stateless = any(versions is None for versions in self._here.values())
         if everybody and not stateless and tuple(self._highest) == self._first:
             self._settle()
             return {}
@@ -155,7 +160,7 @@ class Rescue:
             self.active, self._until = False, NEVER
 
     def _found(self, p: int) -> Found:
-        version = (self._highest[p] // EPOCH + 1) * EPOCH
+        version = max(self._highest[p] // EPOCH + 1, self._lives) * EPOCH
         first = self._first[p]
         here = [(name, v[p]) for name, v in sorted(self._here.items()) if v is not None]
         held = {name: has for name, has in here if has > first}

@@ -285,7 +285,7 @@ class Syncer:
         if first is not None:
             self._resumed(first)
         if event.incarnation > 1 and not event.saved and not event.damaged:
-            self._rescue.begin(self.versions)
+            self._rescue.begin(self.versions, event.incarnation)
             self._bereft = True
         if any(self.versions) or self._lost or self._bereft:
             # First in the lane: the worker may have stored one merge that was never saved here.

@@ -190,12 +190,23 @@ def _saved(version: int) -> dict[str, Any]:
 
 def test_versions_begin_beyond_the_next_round_number() -> None:
     rescue = Rescue(PARAMS)
-    rescue.begin((0, 0))
+    rescue.begin((0, 0), 2)
     rescue.heard("learner-0", (EPOCH + 4, 3), 0)
     rescue.heard("learner-1", None, 0)
     rescue.heard("learner-2", None, 0)
     found = rescue.decide(0)
     assert (found[0].version, found[1].version) == (2 * EPOCH, EPOCH), "a second loss, a third one"
+
+
+def test_no_life_of_the_syncer_gives_a_version_of_another_one() -> None:
+    """Where everybody began anew, nobody knows how far an earlier rescue had come."""
+    for lives in (2, 3, 9):
+        rescue = Rescue(PARAMS)
+        rescue.begin((0, 0), lives)
+        for name in ("learner-0", "learner-1", "learner-2"):
+            rescue.heard(name, None if name == "learner-2" else (0, 0), 0)
+        found = rescue.decide(0)
+        assert [found[p].version for p in (0, 1)] == [(lives - 1) * EPOCH] * 2
 
 
 def test_a_learner_hands_over_what_it_held_at_one_instant() -> None:
