@@ -12,23 +12,23 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import docker.errors
 import msgspec
 
-from faults.base import Damage, Tuning
-from harness.errors import ChaosError, ControlError, LaunchError
+from faults.base import Capability, Damage, Tuning
+from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError
 from harness.events import HarnessFailed, ResidueFound
 from harness.leftovers import RUN_LABEL, own, start_ticks
 from harness.reaper import Reaper
-from harness.runtimes import state_files
+from harness.runtimes import docker_memory, state_files
 from harness.runtimes.base import RunContext
 from harness.runtimes.docker_checkpoints import INSIDE, mounted
 from harness.runtimes.docker_common import OFFERS, TUNING_FILE, ContainerRuntime
+from harness.runtimes.docker_data import shared_data
 from harness.runtimes.docker_engine import GROUP_LABEL, Engine, labels
 from harness.runtimes.docker_image import PACKAGES, ROOT, sources_digest
 from harness.runtimes.docker_links import (
@@ -44,13 +44,18 @@ from harness.runtimes.docker_removal import remove_run, residue_of, stop_units
 from harness.runtimes.docker_watch import LifeWatcher, OutputFollower
 from harness.runtimes.linktable import LinkTable
 from harness.runtimes.places import cache_dir
+from harness.runtimes.swapfile import SwapFile
 from targets.base import Target, UnitSpec
 from targets.unit_config import UnitConfig, write_unit_config
 
 SOURCES_LABEL = "diloco-chaos.sources"
 UNIT_PORT = 7000
 """Where a unit that others dial listens, inside its container."""
+TEXTS = ".data"
+"""In the run's work folder, beside the units' own (none is called like that)."""
 PROXY_START_S = 15.0
+PROXY_BACK_S = 20.0
+"""How long the engine may take to bring the proxy back, with its links as they were."""
 UNIT_STOP_S = 10.0
 """How long a container may take to stop once its unit was killed."""
 UNIT_START_S = 60.0
@@ -75,7 +80,6 @@ class DockerRuntime(ContainerRuntime):
 
     keeps_checkpoints = True
     """Units write them below the run directory, through mounts."""
-    offers = OFFERS | {"absence", "state"}
 
     def __init__(self, context: RunContext) -> None:
         super().__init__(context)
@@ -86,6 +90,19 @@ class DockerRuntime(ContainerRuntime):
         self._units: Sequence[UnitSpec] = ()
         self._closed = False
         self._damages: dict[str, int] = {}
+        self._memory_bytes = 0
+        self._controls: dict[str, SwapFile] = {}
+
+    @cached_property
+    def offers(self) -> frozenset[Capability]:
+        """Asks the engine once whether it can limit memory."""
+        more: set[Capability] = {"absence", "state"}
+        address = self._options.engine or os.environ.get("DOCKER_HOST", "unix://")
+        if address.startswith("unix://"):
+            more.add("proxy")  # its image has nothing to send a signal with from inside
+        if docker_memory.can_limit(self._options.engine or None, self._options.call_s):
+            more.add("memory")
+        return OFFERS | more
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -118,6 +135,7 @@ class DockerRuntime(ContainerRuntime):
         self._engine_ = Engine(self._options.engine or None, self._options.call_s)
         self._hands_ = Hands(self._engine)
         mounts = self._check_images()
+        self._memory_bytes = docker_memory.allowance(self._engine)
         self._prepare_directories()
         self._watcher = LifeWatcher(
             self._engine, f"{RUN_LABEL}={self._context.run}", self.clock, self._queue, self._lived
@@ -208,7 +226,7 @@ class DockerRuntime(ContainerRuntime):
         return attrs is not None and attrs["State"]["Status"] != "exited"
 
     def _start_units(self, target: Target, mounts: list[str]) -> None:
-        params, shared = _shared_data(target.params)
+        params, shared = shared_data(target.params, self._work / TEXTS)
         mounts = [*mounts, *shared, f"{cache_dir()}:/cache"]
         token = secrets.token_hex(32)
         dialled = {link.peer for link in self._table.links}
@@ -258,6 +276,8 @@ class DockerRuntime(ContainerRuntime):
                 # The unit is a child of an init process: a signal from inside can end it too.
                 init=True,
                 restart_policy={"Name": "always"},
+                # Means nothing now; a limit that an engine has set it cannot take off again.
+                **docker_memory.limits(self._memory_bytes),
                 tmpfs={"/tmp": "rw,size=256m,mode=1777"},
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
@@ -284,6 +304,7 @@ class DockerRuntime(ContainerRuntime):
                 network=self._network.name,
                 address=address,
                 base_share=self._options.unit_cpus or None,
+                memory_bytes=self._memory_bytes,
             )
             self._add(place)
             api.start(place.container)
@@ -301,12 +322,53 @@ class DockerRuntime(ContainerRuntime):
             place, lambda: state_files.damage(directory, how, nth, snapshots), UNIT_STOP_S
         )
 
+    def oom(self, unit: str) -> str:
+        """The container's limit falls to what it uses, until the kernel's killer ends the unit."""
+        place = self._place(unit)
+        if not place.memory_bytes:
+            raise ControlError(f"the engine at {self._engine.address} cannot limit memory")
+        with place.lock:
+            pid = self._hands.awake(place)
+            with self._hands.kept_down(place):
+                try:
+                    used = self._squeeze(place)
+                finally:
+                    docker_memory.lift(self._engine, place, place.memory_bytes)
+        return (
+            f"memory limited to {used >> 20} MiB until the kernel ended process {pid}'s unit; "
+            f"{place.memory_bytes >> 20} MiB again"
+        )
+
+    def _squeeze(self, place: Place) -> int:
+        """Until the unit has ended and the engine has said why; returns the limit, bytes."""
+        self._await_news(place, pressed=True)
+        try:
+            ballast = docker_memory.press(self._engine, place)
+            try:
+                self._hands.await_stopped(place, docker_memory.KILLED_S)
+            except ControlError as error:
+                words = docker_memory.last_words(self._engine, ballast.name)
+                raise ControlError(f"{error}; the ballast: {words}") from error
+            return ballast.limit_bytes
+        finally:
+            self._await_news(place, pressed=False)
+
+    def kill_proxy(self) -> str:
+        """SIGKILL to the proxy's first process; the engine brings it back, we its links."""
+        if not self._table.links:
+            raise FaultSkipped("no unit of this target dials another, so there is no proxy")
+        self._proxy_back.clear()
+        note = self._hands.kill(Place("the proxy", self._proxy_container))
+        # Nothing else is asked of the proxy meanwhile: it would be a failure of ours.
+        if not self._proxy_back.wait(PROXY_BACK_S):
+            raise ControlError(f"the proxy's links are not back {PROXY_BACK_S:g} s after its death")
+        return f"{note}; every link restored"
+
     def _tune(self, place: Place, tuning: Tuning) -> str:
         path = self._work / place.unit / TUNING_FILE
-        fresh = path.with_suffix(".tmp")
         try:
-            fresh.write_bytes(msgspec.json.encode(tuning))
-            fresh.replace(path)  # the unit reads a whole file or the one before it
+            # In a folder that is mounted: what changes names here does so inside as well.
+            self._controls.setdefault(place.unit, SwapFile(path)).write(msgspec.json.encode(tuning))
         except OSError as error:
             raise ControlError(f"cannot write {path}: {error}") from error
         return ""
@@ -390,17 +452,6 @@ class DockerRuntime(ContainerRuntime):
 
     def _labels(self, role: str, unit: str) -> dict[str, str]:
         return labels(self._context.run, role, unit, self._options.expires_s)
-
-
-def _shared_data(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The params as a container must see them, and the mount that makes it so: a corpus on this
-    machine is mounted read-only."""
-    data = params.get("data")
-    if not isinstance(data, str) or not Path(data).exists():
-        return dict(params), []
-    path = Path(data).resolve()
-    inside = f"/data/{path.name}"
-    return {**params, "data": inside}, [f"{path}:{inside}:ro"]
 
 
 def _image(engine: Engine, name: str) -> dict[str, Any]:

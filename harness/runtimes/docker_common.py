@@ -6,9 +6,13 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
+
+import msgspec
 
 from faults.base import Capability, Damage, LinkState, Resource, Tuning
 from harness.clock import WallClock
@@ -33,6 +37,9 @@ TUNING_FILE = "tuning.json"
 
 LAST_WORDS_S = 2.0
 
+KERNEL_NEWS_S = 2.0
+"""How long the engine may take to tell that the kernel ended a unit, after the end itself."""
+
 OFFERS: frozenset[Capability] = frozenset(
     {"kill", "terminate", "freeze", "cpu_quota", "tune", "link", "restart", "engine_network"}
 )
@@ -42,7 +49,11 @@ class ContainerRuntime(ABC):
     """Everything of :class:`harness.runtimes.base.Runtime` but open, close and residue."""
 
     name = "docker"
-    offers = OFFERS
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What every runtime of containers can do."""
+        return OFFERS
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -60,8 +71,11 @@ class ContainerRuntime(ABC):
         self._watcher: LifeWatcher | None = None
         self._proxy_container = ""
         self._proxy_lives = 0
+        self._proxy_back = threading.Event()
         self._proxy = "toxiproxy"
         self._closing = False
+        self._unexplained: dict[str, UnitExited] = {}
+        """Ends of units under memory pressure of which the engine has not said why."""
 
     # --- the contract ---
 
@@ -102,11 +116,12 @@ class ContainerRuntime(ABC):
         raise ControlError(f"the durable state of {unit} cannot be reached ({how})")
 
     def oom(self, unit: str) -> str:
-        """Not offered: lifting a container's limit again is not possible by every engine."""
+        """Not offered unless a runtime says so: an engine cannot take a limit off again, so only a
+        container that began with one can be given that back."""
         raise ControlError(f"no memory limit can be put on {unit} and lifted again")
 
     def kill_proxy(self) -> str:
-        """Not offered: the engine brings a proxy back in its own time."""
+        """Not offered unless a runtime says so: a standing project's proxy is not ours to break."""
         raise ControlError("the proxy's container is not broken on purpose")
 
     def apply(self, unit: str, resource: Resource, setting: Any) -> str:
@@ -205,19 +220,27 @@ class ContainerRuntime(ABC):
         if not self._table.of(unit):
             raise FaultSkipped(f"{unit} has no link")
         with self._link_lock:
-            notes = {
-                self._links.set_state(name, wanted)
-                for name, wanted in self._table.ask(unit, state).items()
-            }
-        return "; ".join(sorted(note for note in notes if note))
+            notes = self._set_each(self._table.ask(unit, state))
+        return "; ".join(sorted(notes - {""}))
+
+    def _set_each(self, wanted: Mapping[str, LinkState]) -> set[str]:
+        """Bring links into their states, all side by side, and wait; returns the notes."""
+        notes: set[str] = set()
+
+        def bring(name: str, state: LinkState) -> None:
+            notes.add(self._links.set_state(name, state))
+
+        for error in self._engine.each(partial(bring, *pair) for pair in wanted.items()):
+            raise error
+        return notes
 
     def _restore_links(self) -> None:
         """The proxy came back without its toxics, perhaps on another port: put them on again."""
         with self._link_lock:
             self._connect_links()
-            for link in self._table.links:
-                self._links.set_state(link.name, self._table.state(link))
+            self._set_each({link.name: self._table.state(link) for link in self._table.links})
         self._queue.put(ProxyChanged(t_ns=self.clock.now_ns(), what="every link restored"))
+        self._proxy_back.set()
 
     def _joined(self, unit: str) -> None:
         place = self._places.get(unit)
@@ -235,7 +258,7 @@ class ContainerRuntime(ABC):
         if place is None:
             return
         if action == "oom":
-            place.oom = True
+            self._out_of_memory(place)
         elif action == "die":
             self._died(place, int(attributes.get("exitCode", "0")), t_ns)
         elif action == "start":
@@ -249,20 +272,43 @@ class ContainerRuntime(ABC):
             if self._proxy_lives == 1:
                 return
             self._engine.soon(lambda: self._guarded("proxy links", self._restore_links))
-        what = "the proxy died" if action == "die" else "the proxy was restarted"
+        what = "the proxy ended" if action == "die" else "the proxy was restarted"
         self._queue.put(ProxyChanged(t_ns=t_ns, what=what))
 
     def _died(self, place: Place, code: int, t_ns: int) -> None:
         place.running = False
         number = code - 128 if code > 128 else None
-        self._queue.put(
-            UnitExited(
-                t_ns=t_ns, unit=place.unit, pid=place.pid, code=code, signal=number, oom=place.oom
-            )
+        ended = UnitExited(
+            t_ns=t_ns, unit=place.unit, pid=place.pid, code=code, signal=number, oom=place.oom
         )
+        if place.pressed and not place.oom:
+            self._unexplained[place.unit] = ended  # the engine may tell why a little later
+        else:
+            self._queue.put(ended)
         place.oom = False
         if not self._closing:
             self._guarded("CPU limit", lambda: self._hands.died(place))
+
+    def _await_news(self, place: Place, *, pressed: bool) -> None:
+        """Begin or stop to wait for the kernel; at the end the engine may still say that it was."""
+        if pressed:
+            place.told_oom, place.pressed = False, True
+            return
+        deadline = time.monotonic() + KERNEL_NEWS_S
+        while not place.told_oom and time.monotonic() < deadline:
+            time.sleep(0.005)
+        place.pressed = False
+        ended = self._unexplained.pop(place.unit, None)
+        if ended is not None:
+            self._queue.put(ended)
+
+    def _out_of_memory(self, place: Place) -> None:
+        place.told_oom = True
+        ended = self._unexplained.pop(place.unit, None)
+        if ended is not None:
+            self._queue.put(msgspec.structs.replace(ended, oom=True))
+        else:
+            place.oom = True
 
     def _started(self, place: Place, t_ns: int) -> None:
         place.running = True

@@ -17,8 +17,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from select import select
@@ -48,11 +48,18 @@ class Place:
     """CPUs that the unit may use when no fault says less; None for all."""
     burst: bool = True
     """Whether the base share waits until the unit is ready: a restart is quick then."""
+    memory_bytes: int = 0
+    """The limit that means nothing (``harness.runtimes.docker_memory``); 0 when there is none."""
     running: bool = False
     ready: bool = False
     pid: int = 0
     lives: int = 0
     oom: bool = False
+    """Whether the engine has said that the kernel ends the life that there is."""
+    pressed: bool = False
+    """Whether we wait for the kernel to end the unit for want of memory."""
+    told_oom: bool = False
+    """Whether the engine has said so since we began to wait."""
     frozen: bool = False
     share: float | None = None
     attached: bool = True
@@ -132,6 +139,18 @@ class Hands:
                 verb(place.container)
         return ""
 
+    def awake(self, place: Place) -> int:
+        """The process id of whoever lives there, thawed; raises ``FaultSkipped`` without one.
+
+        For what needs the unit's own cooperation: what is held comes back with its next life.
+        """
+        with place.lock:
+            state = self._running(place)
+            if state["Paused"]:
+                with self._engine.asked(f"thaw {place.unit}"):
+                    self._engine.api.unpause(place.container)
+        return int(state["Pid"])
+
     def absent(self, place: Place, grace_ns: int | None) -> str:
         """Empty the container and keep it so; None starts it again. Does not wait for the end."""
         with place.lock:
@@ -156,17 +175,24 @@ class Hands:
         The restart policy is off meanwhile, so that the engine cannot be faster. Raises
         :class:`ControlError` when the container runs on, and what ``act`` raises.
         """
+        with place.lock, self.kept_down(place):
+            with suppress(FaultSkipped):  # nobody lives there now
+                self.kill(place)
+            self.await_stopped(place, within_s)
+            return act()
+
+    @contextmanager
+    def kept_down(self, place: Place) -> Iterator[None]:
+        """Whoever dies there meanwhile is brought back only at the end."""
         with place.lock:
             self._restart_policy(place, "no")
             try:
-                with suppress(FaultSkipped):  # nobody lives there now
-                    self.kill(place)
-                self._await_stopped(place, within_s)
-                return act()
+                yield
             finally:
                 self.absent(place, None)
 
-    def _await_stopped(self, place: Place, within_s: float) -> None:
+    def await_stopped(self, place: Place, within_s: float) -> None:
+        """Until nothing runs in the container and nothing will; raises :class:`ControlError`."""
         deadline = time.monotonic() + within_s
         while (state := self._state(place))["Running"] or state["Restarting"]:
             if time.monotonic() >= deadline:

@@ -176,7 +176,7 @@ def test_links_are_restored_after_the_proxy_died(linked: Stage) -> None:
         assert attrs is not None
         first = len(watch.seen)
         os.kill(attrs["State"]["Pid"], 9)
-        watch.until(ProxyChanged, lambda e: e.what == "the proxy died", first)
+        watch.until(ProxyChanged, lambda e: e.what == "the proxy ended", first)
         watch.until(ProxyChanged, lambda e: e.what == "every link restored", first)
         assert any("latency" in toxic for toxic in runtime._links.toxics())
         watch.until(LinkUp, lambda e: e.unit == linked.victim, first)

@@ -13,7 +13,7 @@ from harness.compose import check, compose
 from harness.errors import ControlError, LaunchError, SpecError
 from harness.events import HarnessFailed, ResidueFound
 from harness.runtimes.base import RunContext
-from harness.runtimes.docker import DockerRuntime, _shared_data
+from harness.runtimes.docker import DockerRuntime
 from harness.runtimes.docker_engine import REACH_S, Engine
 from harness.runtimes.docker_options import OPTIONS, docker_options
 from harness.runtimes.docker_places import Hands, Place, quota
@@ -86,6 +86,7 @@ def test_an_engine_that_falls_mute_while_opening_does_not_hang(
 ) -> None:
     for name in ("diloco-chaos-unit:latest", "diloco-chaos-toxiproxy:latest"):
         fake.answers[f"GET /images/{name}/json"] = IMAGE
+    fake.answers["GET /info"] = {"MemoryLimit": True, "MemTotal": 1 << 34}
     fake.answers["GET /events"] = STREAM
     fake.answers["POST /networks/create"] = HANG
     made = runtime(fake.url, tmp_path)
@@ -234,12 +235,3 @@ def test_every_wrong_option_is_named_at_once() -> None:
 def test_engine_times_keep_their_nanoseconds() -> None:
     assert since_of("2026-01-02T03:04:05.000000006Z") == "1767323045.000000006"
     assert since_of("1970-01-01T00:00:01.500000000Z") == "1.500000000"
-
-
-def test_a_corpus_on_this_machine_is_mounted(tmp_path: Path) -> None:
-    file = tmp_path / "corpus.txt"
-    file.write_text("text")
-    params, mounts = _shared_data({"data": str(file), "batch": 8})
-    assert params == {"data": "/data/corpus.txt", "batch": 8}
-    assert mounts == [f"{file}:/data/corpus.txt:ro"]
-    assert _shared_data({"data": "synthetic"}) == ({"data": "synthetic"}, [])
