@@ -50,12 +50,13 @@ class Architecture:
 
 
 SIZES: dict[str, Architecture] = {
+    "micro": Architecture(width=32, layers=2, heads=4, kv_heads=2, head_width=8, hidden=96),
     "tiny": Architecture(width=64, layers=2, heads=4, kv_heads=2, head_width=16, hidden=192),
     "small": Architecture(width=128, layers=4, heads=4, kv_heads=2, head_width=32, hidden=512),
     "base": Architecture(width=256, layers=10, heads=8, kv_heads=4, head_width=32, hidden=1024),
     "100m": Architecture(width=768, layers=16, heads=12, kv_heads=4, head_width=64, hidden=2048),
 }
-"""115,328, 1,018,240, 9,907,072 and 100,911,872 parameters."""
+"""33,088, 115,328, 1,018,240, 9,907,072 and 100,911,872 parameters."""
 
 
 def of_params(params: DilocoParams) -> Architecture:

@@ -12,6 +12,8 @@ to be resumed.
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from functools import lru_cache
 from importlib import import_module
 from math import log
@@ -28,6 +30,7 @@ Records = NDArray[np.uint8]
 """uint8 [records, sequence + 1]."""
 
 CPYTHON_DOCS = "cpython-docs"
+CPYTHON_LIBRARY = "cpython-library"
 SYNTHETIC = "synthetic"
 CORPUS_BYTES_MAX = 1 << 28
 """A corpus is held in memory once per learner; more than 256 MiB is refused."""
@@ -76,15 +79,18 @@ def open_source(params: DilocoParams, seed: int) -> Source:
 
 
 def corpus_bytes(name: str) -> NDArray[np.uint8]:
-    """All bytes of ``cpython-docs``, of a file, or of a folder's files in the order of their
-    paths (hidden files and folders left out). Raises :class:`DataError`."""
+    """All bytes of ``cpython-docs`` (0.5 MB), of ``cpython-library`` (about 10 MB), of a file, or
+    of a folder's files in the order of their paths (hidden files and folders left out). Raises
+    :class:`DataError`."""
     if name == CPYTHON_DOCS:
         return _joined([_cpython_docs()])
+    if name == CPYTHON_LIBRARY:
+        return _joined([file.read_bytes() for file in _cpython_library()])
     path = Path(name).expanduser()
     if not path.exists():
         raise DataError(
-            f"data is {name!r}, which is neither {CPYTHON_DOCS}, {SYNTHETIC} nor the path of a "
-            f"file or folder here (looked for {path.absolute()})"
+            f"data is {name!r}, which is neither {CPYTHON_DOCS}, {CPYTHON_LIBRARY}, {SYNTHETIC} "
+            f"nor the path of a file or folder here (looked for {path.absolute()})"
         )
     files = _files(path)
     try:
@@ -113,6 +119,22 @@ def _cpython_docs() -> bytes:
             "install the full standard library, or name a file, a folder or 'synthetic'"
         ) from error
     return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def _cpython_library() -> list[Path]:
+    """The standard library's modules as far as they are written in Python, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    modules = sorted(sys.stdlib_module_names - {"test", "idlelib", "lib2to3", "turtledemo"})
+    found = [root / f"{name}.py" for name in modules]
+    for name in modules:
+        found += sorted((root / name).rglob("*.py"))
+    files = [f for f in found if f.is_file() and not {"test", "tests"} & set(f.parts)]
+    if not files:
+        raise DataError(
+            f"data is {CPYTHON_LIBRARY!r} but {root} holds none of this Python's library: "
+            "install the full standard library, or name a file, a folder or 'synthetic'"
+        )
+    return files
 
 
 def _files(path: Path) -> list[Path]:

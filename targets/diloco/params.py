@@ -88,7 +88,7 @@ class DilocoParams:
     """Sequences per inner step of each learner (mixed hardware); empty means ``batch``."""
     sequence: Annotated[int, Ge(8)] = 64
     """Bytes per sequence."""
-    model: Literal["tiny", "small", "base", "100m"] = "tiny"
+    model: Literal["micro", "tiny", "small", "base", "100m"] = "tiny"
     """tiny has about 115 k parameters; see targets.diloco.trainers.lm for the others."""
     form: Literal["dense", "moe"] = "dense"
     """Feed-forward blocks: one for all tokens, or a mixture of experts."""
@@ -97,7 +97,7 @@ class DilocoParams:
     experts_chosen: Positive = 2
     """Experts that each token goes through."""
     data: str = "cpython-docs"
-    """cpython-docs, synthetic, or the path of a file or folder to train on."""
+    """cpython-docs, cpython-library, synthetic, or the path of a file or folder to train on."""
     inner_lr: Annotated[float, Gt(0)] = 3e-3
     warmup_steps: Annotated[int, Ge(0)] = 20
     horizon_steps: Annotated[int, Ge(0)] = 0

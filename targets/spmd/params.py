@@ -48,10 +48,10 @@ class SpmdParams:
     """Sequences per step and worker; a world of n workers has a global batch of n times that."""
     sequence: Annotated[int, Ge(8)] = 64
     """Bytes per sequence."""
-    model: Literal["tiny", "small", "base", "100m"] = "tiny"
+    model: Literal["micro", "tiny", "small", "base", "100m"] = "tiny"
     """As for the diloco target."""
     data: str = "cpython-docs"
-    """cpython-docs, synthetic, or the path of a file or folder to train on."""
+    """cpython-docs, cpython-library, synthetic, or the path of a file or folder to train on."""
     inner_lr: Annotated[float, Gt(0)] = 3e-3
     warmup_steps: Annotated[int, Ge(0)] = 20
     horizon_steps: Annotated[int, Ge(0)] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sysconfig
 from collections import Counter
 from math import log
 from pathlib import Path
@@ -121,7 +122,9 @@ def test_a_folder_is_its_files_in_path_order_without_hidden_ones(tmp_path: Path)
 
 
 def test_a_missing_path_is_named_with_what_would_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere.*neither cpython-docs, synthetic nor the path"):
+    with pytest.raises(
+        DataError, match=r"nowhere.*neither cpython-docs, cpython-library, synthetic nor the path"
+    ):
         data.corpus_bytes(str(tmp_path / "nowhere"))
 
 
@@ -174,3 +177,21 @@ def test_a_python_without_the_documentation_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(data, "import_module", refuse)
     with pytest.raises(DataError, match="full standard library"):
         data.corpus_bytes(data.CPYTHON_DOCS)
+
+
+def test_the_library_is_python_source_without_its_tests() -> None:
+    text = data.corpus_bytes(data.CPYTHON_LIBRARY).tobytes()
+    assert b"class ArgumentParser(" in text
+    assert b"class JSONDecoder(" in text, "packages too"
+    assert len(text) > 5 * len(data.corpus_bytes(data.CPYTHON_DOCS))
+    files = data._cpython_library()
+    assert files == sorted(set(files), key=files.index), "no file twice"
+    assert not any("test" in f.parts or "site-packages" in f.parts for f in files)
+
+
+def test_a_python_without_its_library_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(DataError, match="full standard library"):
+        data.corpus_bytes(data.CPYTHON_LIBRARY)

@@ -185,7 +185,13 @@ def test_architecture_and_flax_model_have_the_same_tensors(size: Any, form: Any)
 
 @pytest.mark.parametrize(
     ("size", "parameters"),
-    [("tiny", 115_328), ("small", 1_018_240), ("base", 9_907_072), ("100m", 100_911_872)],
+    [
+        ("micro", 33_088),
+        ("tiny", 115_328),
+        ("small", 1_018_240),
+        ("base", 9_907_072),
+        ("100m", 100_911_872),
+    ],
 )
 def test_sizes_are_what_the_documentation_says(size: str, parameters: int) -> None:
     tensors = architecture.tensors(SIZES[size])

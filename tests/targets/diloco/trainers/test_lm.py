@@ -196,7 +196,7 @@ def test_with_a_horizon_the_rate_falls_to_a_tenth_and_stays_there() -> None:
     assert rates[99:] == pytest.approx([0.1 * params.inner_lr] * 50)
 
 
-@pytest.mark.parametrize("name", ["synthetic", "cpython-docs"])
+@pytest.mark.parametrize("name", ["synthetic", "cpython-docs", "cpython-library"])
 def test_a_sound_corpus_is_no_problem(name: str) -> None:
     assert lm.problems(DilocoParams(data=name)) == []
 
