@@ -36,6 +36,8 @@ class Child:
     frozen: bool = False
     absent: bool = False
     process: subprocess.Popen[bytes] | None = None
+    spawning: bool = False
+    """A process is being started there, and not yet known."""
     generation: int = 0
     quick_lives: int = 0
     began_ns: int = 0

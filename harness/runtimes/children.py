@@ -4,6 +4,10 @@ One thread waits on every pipe and every process at once, so events, exits and r
 at their time whether or not anybody polls; :meth:`Children.poll` only takes what is there.
 A process id is never trusted after its process was reaped: reaping happens in one place, under
 the lock that every signal is sent under.
+
+A process is started outside that lock, by a thread of its own: it takes tens of milliseconds on a
+busy machine, and what is due for another unit must not wait for it. Until the new process is known
+(``Child.spawning``) only those wait who want something of the same unit, and whoever closes.
 """
 
 from __future__ import annotations
@@ -70,6 +74,9 @@ class Children:
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
         self._thread = threading.Thread(target=self._run, name="children", daemon=True)
         self._thread.start()
+        self._starts: queue.SimpleQueue[Child | None] = queue.SimpleQueue()
+        self._starter = threading.Thread(target=self._start_owed, name="starter", daemon=True)
+        self._starter.start()
 
     # --- events -----------------------------------------------------------------------------
 
@@ -100,12 +107,11 @@ class Children:
         """Start a new child and keep it alive from now on. Raises :class:`LaunchError`."""
         with self._lock:
             self._children[child.name] = child
-            try:
-                self._spawn(child, by="harness")
-            except OSError as error:
-                raise LaunchError(f"cannot start {child.name} ({child.command[0]}): {error}") from (
-                    error
-                )
+            child.spawning = True
+        try:
+            self._spawn(child, by="harness")
+        except OSError as error:
+            raise LaunchError(f"cannot start {child.name} ({child.command[0]}): {error}") from error
 
     def alive(self, name: str) -> bool:
         """Whether a process lives in the place."""
@@ -130,7 +136,7 @@ class Children:
         longer than ``within_s``, and what either of the two raises.
         """
         with self._lock:
-            child = self._children[name]
+            child = self._settled(name)
             if child.process is None:
                 return act()
             pid = child.process.pid
@@ -179,7 +185,7 @@ class Children:
     def freeze(self, name: str, frozen: bool) -> str:
         """Stop or continue the process group; a frozen place starts nothing until it thaws."""
         with self._lock:
-            child = self._children[name]
+            child = self._settled(name)
             child.frozen = frozen
             if child.process is None:
                 if not frozen and child.owed:
@@ -194,7 +200,7 @@ class Children:
     def absent(self, name: str, grace_ns: int | None) -> str:
         """Empty the place and keep it so; None lets its unit live there again, from now on."""
         with self._lock:
-            child = self._children[name]
+            child = self._settled(name)
             child.absent = grace_ns is not None
             if grace_ns is not None:
                 return self.terminate(name, grace_ns) if child.process else "nothing lives there"
@@ -254,18 +260,22 @@ class Children:
         for child in children:
             child.log.close()
         if not gone:
-            left = [c.name for c in children if c.process is not None]
+            left = [c.name for c in children if c.process is not None or c.spawning]
             raise ControlError(f"processes of {', '.join(left)} do not end even by SIGKILL")
 
     def _wait_gone(self, seconds: float) -> bool:
         children = self._children.values()
         return self._exited.wait_for(
-            lambda: all(c.process is None for c in children), timeout=seconds
+            lambda: all(c.process is None and not c.spawning for c in children), timeout=seconds
         )
 
     def _stop_thread(self) -> None:
         if not self._finished:
-            self._finished = True
+            with self._lock:
+                self._finished = True
+            self._starts.put(None)
+            if not any(child.spawning for child in self._children.values()):
+                self._starter.join()
             self._wake()
             self._thread.join()
             self._selector.close()
@@ -273,10 +283,16 @@ class Children:
                 os.close(descriptor)
 
     def _pid(self, name: str) -> int:
-        child = self._children[name]
+        child = self._settled(name)
         if child.process is None:
             raise FaultSkipped(f"{name} has no process now")
         return child.process.pid
+
+    def _settled(self, name: str) -> Child:
+        """The child, once nothing is being started in its place; gives the lock away meanwhile."""
+        child = self._children[name]
+        self._exited.wait_for(lambda: not child.spawning)
+        return child
 
     def _signal_group(self, child: Child, number: signal.Signals) -> None:
         if child.process is not None:
@@ -323,9 +339,65 @@ class Children:
     def _woken(self) -> None:
         os.read(self._wake_out, 4096)
 
+    def _start_owed(self) -> None:
+        """What the starting thread does until the end."""
+        while (child := self._starts.get()) is not None:
+            try:
+                self._spawn(child, by="supervisor")
+            except Exception as error:  # as in _guarded: it serves every unit
+                why = f"cannot start {child.name}: {type(error).__name__}: {error}"
+                now_ns = self._clock.now_ns()
+                self.emit(HarnessFailed(t_ns=now_ns, where="process runtime", why=why))
+                # Short of memory or processes: the place stays owed, and is tried again.
+                self._at(time.monotonic_ns() + round(BACKOFF_S[-1] * 1e9), self._again(child))
+
+    def _again(self, child: Child) -> Callable[[], None]:
+        return lambda: self._restart(child)
+
     def _spawn(self, child: Child, by: str) -> None:
-        self._announce(child.name, None)
-        process = subprocess.Popen(
+        """Start a process in the place, which is marked ``spawning``; called without the lock."""
+        try:
+            if self._closing:
+                return
+            self._announce(child.name, None)
+            process = self._popen(child)
+            try:
+                self._announce(child.name, process.pid)
+                self._take_in(child, process, by)
+            except BaseException:
+                # Nobody would ever end or reap it, or hear that it ended.
+                with self._lock:
+                    self._cast_out(child, process)
+                raise
+        finally:
+            with self._lock:
+                child.spawning = False
+                self._exited.notify_all()
+
+    def _take_in(self, child: Child, process: subprocess.Popen[bytes], by: str) -> None:
+        with self._lock:
+            if self._finished:  # the reaping thread is gone
+                self._cast_out(child, process)
+                return
+            self._adopt(child, process, by)
+            if self._closing:  # the signals of close came too early for it
+                self._signal_group(child, signal.SIGKILL)
+
+    def _cast_out(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        """End a process that could not be taken in; its place is owed one, as before."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        with contextlib.suppress(KeyError, ValueError):  # not watched yet, or nobody watches
+            self._selector.unregister(process.stdout)
+        process.wait()
+        process.stdout.close()
+        if child.process is process:
+            child.process = None
+        child.owed = True
+
+    def _popen(self, child: Child) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             child.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -334,15 +406,14 @@ class Children:
             env=child.environment,
             start_new_session=True,
         )
+
+    def _adopt(self, child: Child, process: subprocess.Popen[bytes], by: str) -> None:
         child.process = process
         child.generation += 1
         child.began_ns = time.monotonic_ns()
-        child.owed = child.asked = False
-        self._announce(child.name, process.pid)
+        now_ns = self._clock.now_ns()
         if child.group is not None:
             child.group.add(process.pid)
-        now = self._clock.now_ns()
-        self.emit(UnitSpawned(t_ns=now, unit=child.name, by=by, pid=process.pid))
         child.lines = UnitLines(child.name, self._clock.epoch_ns, child.log)
         assert process.stdout is not None
         out = process.stdout.fileno()
@@ -355,6 +426,8 @@ class Children:
         self._selector.register(
             child.pidfd, selectors.EVENT_READ, lambda: self._reap(child, generation)
         )
+        child.owed = child.asked = False
+        self.emit(UnitSpawned(t_ns=now_ns, unit=child.name, by=by, pid=process.pid))
         self._wake()
 
     def _read(self, child: Child) -> bool:
@@ -444,12 +517,8 @@ class Children:
             self._at(now + round(pause_s * 1e9), lambda: self._restart(child))
 
     def _restart(self, child: Child) -> None:
-        held = child.frozen or child.absent
+        held = child.frozen or child.absent or child.spawning
         if self._closing or child.process is not None or not child.owed or held:
             return
-        try:
-            self._spawn(child, by="supervisor")
-        except OSError:
-            # Short of memory or processes: the place stays owed, and is tried again.
-            self._at(time.monotonic_ns() + round(BACKOFF_S[-1] * 1e9), lambda: self._restart(child))
-            raise
+        child.spawning = True
+        self._starts.put(child)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 
 from harness.clock import WallClock
-from harness.events import AnyEvent, UnitExited, UnitNote, UnitSpawned
+from harness.events import AnyEvent, HarnessFailed, UnitExited, UnitNote, UnitSpawned
 from harness.runtimes import children
 from harness.runtimes.child import Child
 from harness.runtimes.children import Children
@@ -80,3 +85,152 @@ def test_only_a_killed_unit_waits_for_another_host(statement: str, waits: bool) 
     ended = next(e.t_ns for e in seen if isinstance(e, UnitExited))
     again = next(e.t_ns for e in seen if isinstance(e, UnitSpawned) and e.by == "supervisor")
     assert (again - ended >= 1_500_000_000) == waits
+
+
+class Gate:
+    """Stands before every process start: says that one has come, and lets it pass when told to."""
+
+    def __init__(self, running: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        popen = running._popen
+
+        def held(child: Child) -> subprocess.Popen[bytes]:
+            self.reached.set()
+            assert self.open.wait(30), "nobody opened the gate within 30 s"
+            return popen(child)
+
+        monkeypatch.setattr(running, "_popen", held)
+
+    def wait(self) -> None:
+        """Return once a process is being started."""
+        assert self.reached.wait(30), "nothing was started within 30 s"
+
+
+def sleeper(running: Children, name: str) -> int:
+    """Start a unit that lives until it is ended; its process id."""
+    with open(os.devnull, "ab", buffering=0) as null:
+        log = os.fdopen(os.dup(null.fileno()), "ab", buffering=0)
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    child = Child(name, command, {"PATH": os.environ["PATH"]}, log)
+    running.start(child)
+    assert child.process is not None
+    return child.process.pid
+
+
+def in_thread(act: Callable[[], object]) -> Future[object]:
+    """``act`` done by another thread."""
+    done: Future[object] = Future()
+
+    def body() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=body, daemon=True).start()
+    return done
+
+
+def spawned_again(running: Children, name: str) -> int:
+    """The process id of the next start by the supervisor."""
+    clock, limit = running._clock, running._clock.now_ns() + 30_000_000_000
+    while clock.now_ns() < limit:
+        for event in running.poll(clock.now_ns() + 100_000_000):
+            if isinstance(event, UnitSpawned) and event.unit == name and event.by == "supervisor":
+                return event.pid
+    raise AssertionError(f"{name} was not started again within 30 s")
+
+
+def test_nobody_else_waits_while_a_unit_is_being_started(
+    running: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper(running, "u")
+    other = sleeper(running, "v")
+    gate = Gate(running, monkeypatch)
+    running.kill("u")
+    gate.wait()
+    try:
+        assert in_thread(lambda: running.freeze("v", True)).result(30)
+        assert in_thread(lambda: running.freeze("v", False)).result(30)
+        killed = in_thread(lambda: running.kill("v")).result(30)
+    finally:
+        gate.open.set()
+    assert killed == f"SIGKILL to process {other}"
+
+
+@pytest.mark.parametrize("act", ["kill", "freeze", "absent", "terminate", "between"])
+def test_what_is_done_to_a_unit_that_is_being_started_hits_the_new_process(
+    running: Children, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    old = sleeper(running, "u")
+    gate = Gate(running, monkeypatch)
+    running.kill("u")
+    gate.wait()
+    ended: list[int] = []
+
+    def end(pid: int) -> None:
+        ended.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    acts: dict[str, Callable[[], object]] = {
+        "kill": lambda: running.kill("u"),
+        "freeze": lambda: running.freeze("u", True),
+        "absent": lambda: running.absent("u", 10**9),
+        "terminate": lambda: running.terminate("u", 10**9),
+        "between": lambda: running.between("u", lambda: f"process {ended}", end, 30.0),
+    }
+    done = in_thread(acts[act])
+    assert not done.done()
+    gate.open.set()
+    said = str(done.result(30))
+    new = spawned_again(running, "u")
+    assert str(new) in said
+    assert str(old) not in said
+
+
+def test_a_unit_that_is_being_started_when_all_is_closed_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pids: list[int | None] = []
+    running = Children(WallClock(), lambda name, pid: pids.append(pid))
+    sleeper(running, "u")
+    gate = Gate(running, monkeypatch)
+    running.kill("u")
+    gate.wait()
+    closed = in_thread(lambda: running.close(30.0))
+    limit = time.monotonic() + 30
+    while not running._closing:
+        assert time.monotonic() < limit, "close did not begin within 30 s"
+    gate.open.set()
+    closed.result(30)
+    new = pids[-1]
+    assert new is not None
+    assert len([pid for pid in pids if pid is not None]) == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(new, 0)
+
+
+def test_a_process_that_cannot_be_recorded_is_no_orphan() -> None:
+    pids: list[int] = []
+
+    def announce(name: str, pid: int | None) -> None:
+        if pid is not None:
+            pids.append(pid)
+            if len(pids) == 2:
+                raise OSError(28, "no space for the manifest")
+
+    running = Children(WallClock(), announce)
+    try:
+        sleeper(running, "u")
+        running.kill("u")
+        limit = time.monotonic() + 30
+        failed: list[HarnessFailed] = []
+        while not failed:
+            assert time.monotonic() < limit, "the failure was not told within 30 s"
+            now_ns = running._clock.now_ns()
+            failed = [e for e in running.poll(now_ns + 10**8) if isinstance(e, HarnessFailed)]
+    finally:
+        running.close(1.0)
+    assert "no space for the manifest" in failed[0].why
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[1], 0)
