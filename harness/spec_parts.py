@@ -27,6 +27,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e7), BeforeValidator(_number)]
 Duration = Annotated[float, Field(gt=0, le=1e7), BeforeValidator(_number)]
 Whole = Annotated[int, Field(ge=0), BeforeValidator(_number)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+Integer = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
 
 
 def _where(value: Any) -> Any:
@@ -95,7 +97,7 @@ class Head(Part):
     """Steady state must be reached within this, or no fault is executed."""
     heal_s_max: Seconds = 30.0
     """Every unit that came back must contribute again within this (check 11)."""
-    seed: int | None = None
+    seed: Integer | None = None
     links: Links | None = None
     """No fault: how far apart the units are, from before steady state to the end."""
     control: Annotated[bool | str | None, BeforeValidator(_control)] = None

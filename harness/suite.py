@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import SpecError
 from harness.spec_faults import describe
+from harness.spec_parts import Integer, Number
 
 KEPT = ".suite.toml"
 """A suite's directory keeps the suite as given under its name and this."""
@@ -40,26 +41,26 @@ KEPT = ".suite.toml"
 class Group(BaseModel):
     """Arms whose losses are compared at one number of tokens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     title: Annotated[str, Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=2)]
     """Folder names of members; the first is what the others are compared with."""
     tokens: Literal["merged", "trained"] = "merged"
-    gap_max: dict[str, float] = {}
+    gap_max: dict[str, Number] = {}
     """Arm to how much larger its loss may be than the first one's, in the mean over the seeds."""
 
 
 class _Head(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     title: Annotated[str, Field(min_length=1)]
     description: str = ""
     together: Annotated[tuple[str, ...], Field(min_length=2)]
-    seed: int | None = None
-    seeds: tuple[int, ...] = ()
+    seed: Integer | None = None
+    seeds: tuple[Integer, ...] = ()
     group: tuple[Group, ...] = ()
-    gate: dict[str, float] = {}
+    gate: dict[str, Number] = {}
 
 
 @dataclass(frozen=True)

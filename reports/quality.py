@@ -132,6 +132,11 @@ def compared(run: Sequence[Point], control: Sequence[Point]) -> Gap | str:
         )
     if other.loss <= 0:
         return f"the control's loss at {tokens:,} tokens is {other.loss:g}: no share of it"
+    if other.loss > control[0].loss:  # two that diverge alike are close, and no success
+        return (
+            f"the control's loss grew, from {control[0].loss:.4f} to {other.loss:.4f} at "
+            f"{tokens:,} tokens: it measures nothing"
+        )
     return Gap(mine, other)
 
 
@@ -142,6 +147,9 @@ def gap(history: History) -> Gap | str:
     control = history.control.event
     if not control.conclusive:
         return f"the control ({control.name}) is not conclusive: {control.outcome}"
+    last = history.evaluated[-1].event if history.evaluated else None
+    if last is not None and last.loss is None:
+        return f"the run's last evaluation, at {last.tokens:,} tokens, has no finite loss"
     return compared(curve(history), control_curve(history))
 
 

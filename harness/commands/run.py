@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=_jobs,
         default=1,
         metavar="N",
         help="simulated runs of a suite with seeds that go on at a time (default: 1)",
@@ -72,6 +72,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print report.json, nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _jobs(given: str) -> int:
+    # Not int(): argparse would call 0 and -3 fine, and they ran one at a time without a word.
+    if not (given.isascii() and given.isdigit() and int(given) >= 1):
+        raise argparse.ArgumentTypeError(f"{given!r} is no whole number of 1 or more")
+    return int(given)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -224,6 +231,8 @@ def repeated(options: argparse.Namespace) -> list[str]:
     """The arguments, besides spec, runtime and seed, with which the run can be repeated."""
     attached = ["--attach", options.attach] if options.attach else []
     attached += ["--resume", str(options.resume)] if options.resume else []
+    attached += ["--control", str(options.control)] if options.control else []
+    attached += ["--replay"] if options.replay else []
     return attached + [part for item in options.set for part in ("--set", item)]
 
 

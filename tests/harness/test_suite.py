@@ -65,6 +65,9 @@ def test_an_experiment_is_no_suite(tmp_path: Path) -> None:
         ('title = "x"\ntogether = ["a", "b"]\nspeed = 1', "speed: unknown key"),
         ('title = "x"\ntogether = ["a", "b"]\n[gate]\ngoodput_min = 1', "unknown gate of a suite"),
         ('title = "x"\ntogether = ["a/c.toml", "c"]', "c is named twice"),
+        ('title = "x"\ntogether = ["a", "b"]\nseeds = [true]', "expected a number, got True"),
+        ('title = "x"\ntogether = ["a", "b"]\nseed = true', "expected a number, got True"),
+        ('title = "x"\ntogether = ["a", "b"]\n[gate]\ngap = true', "expected a number, got True"),
     ],
 )
 def test_mistakes_are_named(text: str, problem: str) -> None:
@@ -123,3 +126,13 @@ def test_a_suites_folder_is_not_used_twice(tmp_path: Path) -> None:
     path = str(folder(tmp_path))
     assert main(["run", path, "--seed", "4", "--quiet", "--json", "--out", str(out)]) == 0
     assert main(["run", path, "--seed", "4", "--quiet", "--json", "--out", str(out)]) == 2
+
+
+@pytest.mark.parametrize("jobs", ["0", "-3", "1.5", "many", ""])
+def test_a_number_of_jobs_that_is_none_is_refused(
+    jobs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "headline", f"--jobs={jobs}"])
+    assert ended.value.code == 2
+    assert "is no whole number of 1 or more" in capsys.readouterr().err

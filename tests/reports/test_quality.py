@@ -65,6 +65,7 @@ def test_runs_are_compared_at_the_largest_number_that_both_reached() -> None:
         ([(1, 2.0)], [], "the control was never evaluated"),
         ([(1, 2.0), (5, 1.0)], [(6, 2.0), (9, 1.0)], "no number of tokens was reached by both"),
         ([(1, 2.0)], [(1, 0.0)], "no share of it"),
+        ([(1, 2.0), (5, 3.0)], [(1, 2.0), (5, 3.0)], "the control's loss grew"),
     ],
 )
 def test_what_cannot_be_compared_says_why(run: Any, control: Any, said: str) -> None:
