@@ -32,11 +32,13 @@ from targets.base import Save, Send, Started, Work
 from targets.diloco.admission import Expected
 from targets.diloco.arrays import Merged, Outer
 from targets.diloco.checkpointing import Checkpointing
+from targets.diloco.committed import Committed
 from targets.diloco.evaluation import Evaluations
 from targets.diloco.learner import Learner
 from targets.diloco.messages import Adopt, Fragment, Push
 from targets.diloco.params import DilocoParams
 from targets.diloco.rescue import Rescue
+from targets.diloco.sessions import Sessions
 from targets.diloco.syncer import Syncer
 from targets.diloco.work import SyncerWorker
 from targets.diloco.work_scripted import ScriptedSyncer
@@ -165,7 +167,7 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     _expecting(patch, merged_through=-1)
-    patch.setattr(Syncer, "_missed", lambda self, peer, hello: set())
+    patch.setattr(Sessions, "_missed", lambda self, peer, hello: set())
 
 
 @mutant("weight-not-squared", "a contribution weighs c_tokens / c_steps", "quorum")
@@ -188,12 +190,12 @@ def _(patch: Patch) -> None:
     must=("syncer-kill",),
 )
 def _(patch: Patch) -> None:
-    sound = Syncer._resume
+    sound = Committed.resume
 
     def resume(self: Any, fragment: int, saved: dict[str, Any]) -> None:
         sound(self, fragment, {**saved, "version": max(0, saved["version"] - 1)})
 
-    patch.setattr(Syncer, "_resume", resume)
+    patch.setattr(Committed, "resume", resume)
 
 
 @mutant(

@@ -31,7 +31,13 @@ COMPOSITION_ROOTS = ("harness.commands", "harness.plugin", "harness.testing", "h
 """Only these bring harness and reports together."""
 
 SANS_IO = (
+    "targets/node.py",
     "targets/diloco/syncer.py",
+    "targets/diloco/sessions.py",
+    "targets/diloco/mending.py",
+    "targets/diloco/committed.py",
+    "targets/diloco/lastline.py",
+    "targets/diloco/takeover.py",
     "targets/diloco/learner.py",
     "targets/diloco/grace.py",
     "targets/diloco/weighting.py",

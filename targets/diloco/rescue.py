@@ -6,8 +6,8 @@ second time. So it listens first. Once every learner was heard, or :func:`wait_n
 one, each fragment is taken from a learner that holds the newest version of it, as that learner has
 it now: the version and what it trained since. The result is a version of its own (``RolledBack``)
 beyond :data:`EPOCH`, so above whatever a learner holds that is away, and everybody adopts it.
-What was trained on older versions counts for nothing from then on (``Syncer.floor``): no step gets
-into a fragment twice. The outer momentum is lost and begins at zero.
+What was trained on older versions counts for nothing from then on (``Committed.floor``): no step
+gets into a fragment twice. The outer momentum is lost and begins at zero.
 
 Where everybody was heard and holds the initial version, nothing was lost: a learner that began
 anew and holds none may have had one.

@@ -482,7 +482,7 @@ def _leap(line: int, fragment: int, before: int, after: int) -> str:
 
 
 def _content(back: RolledBack) -> int:
-    """The version whose arrays a rolled back fragment holds (see ``Syncer._restored``)."""
+    """The version whose arrays a rolled back fragment holds (see ``Mending.restored``)."""
     if back.donor:
         return 0  # any that is always at hand
     return back.before - 1 if back.version == back.before + 1 else back.before

@@ -355,7 +355,8 @@ class Pump:
             case m.ReadAll():
                 return m.AllFragments(
                     tuple(
-                        m.Payload("f32", 64, f"{p}@{v}") for p, v in enumerate(unit.node.versions)
+                        m.Payload("f32", 64, f"{p}@{v}")
+                        for p, v in enumerate(unit.node.committed.versions)
                     )
                 )
         return None

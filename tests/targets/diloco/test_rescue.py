@@ -81,8 +81,8 @@ def test_the_state_is_durable_before_it_is_sent_and_stands_above_all_that_was_kn
         assert "learner-0 holds version" in note.why
         steps.append(note.clock)
     assert steps == sorted(set(steps))
-    assert s.syncer.versions == [EPOCH, EPOCH]
-    assert s.syncer.floor == [EPOCH, EPOCH], "what builds on older ones is refused"
+    assert s.syncer.committed.versions == [EPOCH, EPOCH]
+    assert s.syncer.committed.floor == [EPOCH, EPOCH], "what builds on older ones is refused"
     s.report(0, 1)
     assert s.sent(m.Pull), "and it merges again"
 
@@ -145,7 +145,7 @@ def test_nothing_was_lost_where_nobody_holds_more_than_the_first_parameters() ->
     assert s.noted(ev.RolledBack) == []
     s.report(0, 1)
     assert [pull.fragment for pull in s.sent(m.Pull).values()], "the first step is open"
-    assert s.syncer.versions == [0, 0]
+    assert s.syncer.committed.versions == [0, 0]
 
 
 def test_where_nobody_holds_anything_no_version_comes_again_all_the_same() -> None:

@@ -596,7 +596,7 @@ def test_nothing_is_committed_when_too_few_inputs_are_sound() -> None:
     s.merge(job, poisoned={"learner-0": "NaN"})
     assert s.noted(ev.Merged) == []
     assert not any(isinstance(e, Save) for e in s.done)
-    assert s.syncer.versions == [0, 0]
+    assert s.syncer.committed.versions == [0, 0]
     s.report(0, 2)
     s.whole_step((0, {"step": 2}))
     assert s.noted(ev.Merged)[0].version == 1
@@ -677,14 +677,14 @@ def test_a_restart_resumes_versions_clock_and_what_is_merged() -> None:
     for step in (1, 2, 3):
         s.report(0, step)
         fragment = step % 2
-        version = s.syncer.versions[fragment]
-        base = {"base_version": version, "base_clock": s.syncer.committed[fragment]}
+        version = s.syncer.committed.versions[fragment]
+        base = {"base_version": version, "base_clock": s.syncer.committed.steps[fragment]}
         since = step - 2 if step > 2 else 0
         s.whole_step((0, {"since_step": since, "step": step, **base}))
         saved |= {e.key: e.value for e in s.done if isinstance(e, Save)}
     again = Script(saved=saved, life=2, quorum=1)
-    assert again.syncer.versions == [1, 2]
-    assert again.syncer.committed == [2, 3]
+    assert again.syncer.committed.versions == [1, 2]
+    assert again.syncer.committed.steps == [2, 3]
     assert again.syncer.step == 4
     again.hello(0, versions=(1, 2), step=4)
     again.report(0, 4)
@@ -881,7 +881,7 @@ def test_the_floor_outlives_the_next_life_too() -> None:
     s.do(WorkDone(recommit(s), m.Recommitted(PAYLOAD, "new")))
     (save,) = [e for e in s.done if isinstance(e, Save)]
     later = Script({**saved(3, 2), save.key: save.value}, 3)
-    assert (later.syncer.versions, later.syncer.floor) == ([3, 4], [0, 4])
+    assert (later.syncer.committed.versions, later.syncer.committed.floor) == ([3, 4], [0, 4])
 
 
 # --- changes instead of fragments ---------------------------------------------------------------
