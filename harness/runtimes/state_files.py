@@ -40,7 +40,7 @@ def damage(directory: Path, how: Damage, nth: int = 0, snapshots: Path | None = 
             return _lose(directory) + also
         found = _durable(directory)
         if how == "flip":
-            found = [path for path in found if path.suffix in ARRAYS] or found
+            found = _recorded(found) or found
         if not found:
             return "nothing was written that could be damaged"
         newest = max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
@@ -62,6 +62,15 @@ def _durable(directory: Path) -> list[Path]:
         and SNAPSHOTS not in path.relative_to(directory).parts[:-2]
         and path.stat().st_size
     ]
+
+
+def _recorded(found: list[Path]) -> list[Path]:
+    """Arrays that a record was written after. A unit that died between the two never reads the
+    newest array again, and damage that nobody meets is none."""
+    arrays = [path for path in found if path.suffix in ARRAYS]
+    records = [path.stat().st_mtime_ns for path in found if path.suffix not in ARRAYS]
+    until = max(records, default=0)
+    return [path for path in arrays if path.stat().st_mtime_ns <= until] or arrays
 
 
 def _lose(directory: Path) -> str:

@@ -67,6 +67,13 @@ def test_flipped_bits_hit_the_newest_arrays_and_it_is_noticed(unit: Path) -> Non
     ).read_bytes() == b"x" * 64
 
 
+def test_arrays_that_nobody_will_read_are_not_worth_a_flip(unit: Path) -> None:
+    """The unit died between an array and its record: the next life begins with the one before."""
+    array = np.full(64, 4, np.float32)
+    FragmentStore(unit / "fragments", "layout").save(0, 4, array, array)
+    assert "fragment-000-v00000003.safetensors" in damage(unit, "flip")
+
+
 def test_damage_that_comes_twice_does_not_undo_itself(unit: Path) -> None:
     for nth in (1, 2):
         damage(unit, "flip", nth)
