@@ -660,7 +660,7 @@ def _(patch: Patch) -> None:
     must=("lose_checkpoint",),
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Rescue, "begin", lambda self, first: None)
+    patch.setattr(Rescue, "begin", lambda self, first, incarnation: None)
 
 
 @mutant("unexplained-exit", "a unit now and then ends by itself", "exits-explained")
