@@ -58,15 +58,19 @@ def prepare(
         draft = catalogue.find(_beside(asked, base), gates=GATES)
         head = draft.head and draft.head.model_copy(update={"control": None})
         found = check(replace(draft, head=head), checked.seed)
-    never = [
-        f"control: {who} is never evaluated; set {EVALUATED} in its target's params"
-        for who, one in ((checked.spec.name, checked), (found.spec.name, found))
-        if not one.target.params.get(EVALUATED)
-    ]
-    problems = [*dict.fromkeys(never), *other_losses(checked, found.target.params)]
-    if problems:
+    if problems := unlike(checked, found):
         raise SpecError(checked.spec.name, problems)
     return found
+
+
+def unlike(checked: Checked, control: Checked) -> list[str]:
+    """Why nothing could be measured of ``checked`` beside ``control``."""
+    never = [
+        f"control: {one.spec.name} is never evaluated; set {EVALUATED} in its target's params"
+        for one in (checked, control)
+        if not one.target.params.get(EVALUATED)
+    ]
+    return [*dict.fromkeys(never), *other_losses(checked, control.target.params)]
 
 
 def other_losses(checked: Checked, control: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness import catalogue
 from harness import suite as suites
-from harness.commands import control, resuming, seeds, together
+from harness.commands import control, members, resuming, seeds, together
 from harness.commands import replay as replaying
 from harness.commands.progress import Progress
 from harness.compose import Checked, Experiment, check, compose
@@ -84,12 +84,14 @@ def _jobs(given: str) -> int:
 def execute(options: argparse.Namespace) -> int:
     """Run the experiment or suite; the exit status is the verdict's."""
     suite = suites.find(options.spec, TOGETHER)
-    if suite is not None and (suite.seeds or options.seeds):
+    if suite is None and options.seeds is not None:
+        raise SpecError("--seeds", [f"{options.spec} is no suite: use --seed for one experiment"])
+    if suite is not None and (suite.seeds or options.seeds is not None):
         return seeds.execute(suite, options, one)
+    if options.jobs > 1:
+        raise SpecError("--jobs", [f"{options.spec} has no seeds, so one run goes on at a time"])
     if suite is not None:
         return _together(suite, options)
-    if options.seeds:
-        raise SpecError("--seeds", [f"{options.spec} is no suite: use --seed for one experiment"])
     report, out = _one(options)
     if options.json:
         sys.stdout.write(to_json(report).decode())
@@ -102,17 +104,7 @@ def _together(suite: Suite, options: argparse.Namespace) -> int:
     """Every experiment of the suite with the same seed, then their comparison."""
     seed = suite.seed if options.seed is None else options.seed
     seed = secrets.randbelow(2**31) if seed is None else seed
-    problems: list[str] = []
-    specs = [together.member(suite, member) for member in suite.together]
-    for spec in specs:  # no hour of running before the second one's misspelt name shows
-        try:
-            checked = prepare(spec, seed, overrides=parse_settings(options.set))
-            if options.replay:
-                replaying.possible(checked.target, resuming.directory(spec, None))
-        except SpecError as error:
-            problems += [f"{Path(spec).stem}: {p}" for p in error.problems]
-    if problems:
-        raise SpecError(suite.name, problems)
+    members.checked(suite, options, seed)
     out = options.out or Path("runs") / f"{suite.name}-{new_run_id()}"
     say = sys.stderr if options.json else sys.stdout
     last = 0

@@ -11,7 +11,7 @@ import ctypes
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from harness import suite as suites
-from harness.commands import replay as replaying
-from harness.commands import resuming, together
+from harness.commands import members, resuming, together
+from harness.compose import Checked
 from harness.errors import ChaosError, SpecError
 from harness.rundir import new_run_id
 from harness.suite import Suite
@@ -52,9 +52,10 @@ def execute(suite: Suite, options: argparse.Namespace, one: One) -> int:
     """Run everything; the worst exit status of all runs and bounds."""
     chosen = _seeds(suite, options)
     out = options.out or Path("runs") / f"{suite.name}-{new_run_id()}"
+    checked = members.checked(suite, options, chosen[0])
     tasks = list(_tasks(suite, options, chosen, out))
     if options.jobs > 1:
-        _only_simulated(suite, options)
+        _only_simulated(checked, options)
     try:
         for seed in chosen:
             (out / f"seed-{seed}").mkdir(parents=True, exist_ok=True)
@@ -74,6 +75,8 @@ def execute(suite: Suite, options: argparse.Namespace, one: One) -> int:
 
 
 def _seeds(suite: Suite, options: argparse.Namespace) -> tuple[int, ...]:
+    if options.seeds is not None and options.seed is not None:
+        raise SpecError("--seeds", ["there is a --seed, too; give one of them"])
     if options.seeds is None:
         return suite.seeds if options.seed is None else (options.seed,)
     try:
@@ -85,21 +88,8 @@ def _seeds(suite: Suite, options: argparse.Namespace) -> tuple[int, ...]:
 def _tasks(
     suite: Suite, options: argparse.Namespace, chosen: Sequence[int], out: Path
 ) -> Iterator[Task]:
-    """Every run, those first that others are compared with; mistakes of all members at once."""
-    from harness.commands.run import parse_settings, prepare
-
+    """Every run, those first that others are compared with."""
     order = together.in_order(suite)
-    problems: list[str] = []
-    for member, folder in order:
-        spec = together.member(suite, member)
-        try:
-            checked = prepare(spec, chosen[0], overrides=parse_settings(options.set))
-            if options.replay:
-                replaying.possible(checked.target, resuming.directory(spec, None))
-        except SpecError as error:
-            problems += [f"{folder}: {p}" for p in error.problems]
-    if problems:
-        raise SpecError(suite.name, problems)
     for seed in chosen:
         for member, folder in order:
             spec = together.member(suite, member)
@@ -119,14 +109,11 @@ def _tasks(
             yield Task(seed, folder, argparse.Namespace(**given), frozenset({control, earlier}))
 
 
-def _only_simulated(suite: Suite, options: argparse.Namespace) -> None:
-    from harness.commands.run import prepare
-
-    specs = {f: prepare(together.member(suite, m), 0).spec for m, f in together.in_order(suite)}
+def _only_simulated(checked: Mapping[str, Checked], options: argparse.Namespace) -> None:
     live = [
         folder
-        for folder, spec in specs.items()
-        if (options.runtime or spec.head.runtime) != "simulated"
+        for folder, one in checked.items()
+        if (options.runtime or one.spec.head.runtime) != "simulated"
     ]
     if live:
         why = f"{', '.join(live)}: live runs would take each other's processors; leave --jobs out"

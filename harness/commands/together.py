@@ -91,7 +91,8 @@ def member(suite: Suite, spec: str) -> str:
 def in_order(suite: Suite) -> list[tuple[str, str]]:
     """(member, folder) of each, those that others are compared with or go on from before these.
 
-    Raises :class:`SpecError` for those that go round in a circle.
+    Raises :class:`SpecError` for those that go round in a circle, and for a member that is not
+    there or no TOML: the first one alone, so whoever can name them all does so before.
     """
     waiting = dict(zip(suite.folders(), suite.together, strict=True))
     needs = {

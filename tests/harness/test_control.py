@@ -199,6 +199,20 @@ def test_a_member_is_the_control_of_another_without_running_again(tmp_path: Path
     assert not (tmp_path / "out" / "chaos" / "control").exists()
 
 
+def test_a_member_whose_control_is_of_another_loss_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was found when the control had run."""
+    path = suite_of(tmp_path)
+    spec(tmp_path / "calm.toml", faults="", params=PARAMS.replace("quadratic", "lm"))
+    assert go(path, "--out", tmp_path / "out") == 2
+    assert "trainer is 'lm' there" in capsys.readouterr().err
+    spec(tmp_path / "chaos.toml", head='control = "nowhere"\n')
+    assert go(path, "--out", tmp_path / "out") == 2
+    assert "chaos: no such file and no built-in experiment" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 GROUP = '[[group]]\ntitle = "pair"\narms = ["calm", "chaos"]\ngap_max = { chaos = 0.5 }\n'
 
 

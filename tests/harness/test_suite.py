@@ -15,6 +15,9 @@ from reports.together import TOGETHER
 from tests.harness.specs import spec_text
 
 KILL = '[[fault]]\nkind = "kill"\nwhere = "one"\nat_s = 2\n'
+GROUP = (
+    'title = "x"\ntogether = ["a", "b"]\nseeds = [1]\n[[group]]\ntitle = "g"\narms = ["a", "b"]\n'
+)
 SPMD = 'name = "spmd"\nparams = { workers = 3, step_time_s = 0.1 }\n'
 
 
@@ -68,6 +71,13 @@ def test_an_experiment_is_no_suite(tmp_path: Path) -> None:
         ('title = "x"\ntogether = ["a", "b"]\nseeds = [true]', "expected a number, got True"),
         ('title = "x"\ntogether = ["a", "b"]\nseed = true', "expected a number, got True"),
         ('title = "x"\ntogether = ["a", "b"]\n[gate]\ngap = true', "expected a number, got True"),
+        (f"{GROUP}gap_max = {{ b = true }}", "group.0.gap_max.b: expected a number, got True"),
+        (f"{GROUP}gap_max = {{ b = inf }}", "group.0.gap_max.b: input should be a finite number"),
+        (f"{GROUP}gap_max = {{ b = nan }}", "group.0.gap_max.b: input should be a finite number"),
+        (f'{GROUP}gap_max = {{ b = "1" }}', "group.0.gap_max.b: expected a number, got '1'"),
+        ('title = "x"\ntogether = ["a", "b"]\nseed = inf', "seed: input should be a finite number"),
+        ('title = "x"\ntogether = ["a", "b"]\nseeds = [nan]', "seeds.0: input should be a finite"),
+        ('title = "x"\ntogether = ["a", "b"]\n[gate]\nloss_ratio_max = inf', "a finite number"),
     ],
 )
 def test_mistakes_are_named(text: str, problem: str) -> None:
@@ -118,6 +128,57 @@ def test_mistakes_of_every_member_show_before_anything_runs(
     assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.count("step_tine_s: unknown parameter") == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "1,2"]])
+def test_all_members_that_are_not_there_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: list[str]
+) -> None:
+    path = folder(tmp_path)
+    for member in ("decoupled.toml", "spmd.toml"):
+        (tmp_path / member).rename(tmp_path / f"other-{member}")
+    assert main(["run", str(path), *seeds, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "both: 2 problems" in said
+    for member in ("decoupled", "spmd"):
+        assert f"{member}: no such file and no built-in experiment" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "1,2"]])
+def test_members_that_wait_for_each_other_leave_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: list[str]
+) -> None:
+    path = folder(tmp_path)
+    for member, other in (("decoupled", "spmd"), ("spmd", "decoupled")):
+        file = tmp_path / f"{member}.toml"
+        file.write_text(f'resume = "{other}"\n{file.read_text()}')
+    assert main(["run", str(path), *seeds, "--out", str(tmp_path / "out")]) == 2
+    assert "wait for each other" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--control", "x"], "--control: is of one experiment"),
+        (["--resume", "x"], "--resume: is of one experiment"),
+        (["--seeds", ""], "'' is no list like 1,2,3"),
+        (["--seeds", "1,,2"], "'1,,2' is no list like 1,2,3"),
+        (["--seeds", "1", "--seed", "2"], "there is a --seed, too"),
+        (["--jobs", "2"], "has no seeds, so one run goes on at a time"),
+        (["--set", "learners"], "'learners' is not KEY=VALUE"),
+    ],
+)
+def test_options_that_a_suite_cannot_follow_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    """They were taken without a word, and meant nothing."""
+    assert main(["run", str(folder(tmp_path)), *given, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "1 problem\n" in error
     assert not (tmp_path / "out").exists()
 
 
