@@ -108,6 +108,8 @@ class ControlMeasured(Event, frozen=True, kw_only=True):
     conclusive: bool
     points: tuple[Measured, ...]
     """In order of tokens."""
+    ended_finite: bool = True
+    """False when the loss of its last evaluation was not finite, so that it measures nothing."""
 
 
 class SteadyState(Event, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from reports.gate import Figures, judge_gates
 from reports.healing import Healing, Summary, heal, summarize
 from reports.history import History, read_history
 from reports.ledger import LABELS, Ledger, build_ledger
-from reports.quality import Gap, Point, control_curve, curve, gap
+from reports.quality import Gap, Point, control_curve, curve, ended_finite, gap
 from reports.tokens import Tokens, account, merged_useful
 from reports.verdict import judge
 
@@ -298,6 +298,7 @@ def _quality(history: History, ledger: Ledger, tokens: Tokens) -> schema.Quality
         tokens=points[-1].tokens if points else None,
         compared_at_tokens=equal.run.tokens if equal else None,
         control=history.control.event.name if history.control else "",
+        ended_finite=ended_finite(history),
         curve=[_quality_point(p) for p in points],
         control_curve=[_quality_point(p) for p in others],
     )

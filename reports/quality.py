@@ -69,6 +69,12 @@ def curve(history: History) -> list[Point]:
     return found
 
 
+def ended_finite(history: History) -> bool:
+    """Whether the last evaluation, if there was any, has a loss that is a number. Where it has
+    none, the curve before it says nothing about what was learned."""
+    return not history.evaluated or history.evaluated[-1].event.loss is not None
+
+
 def control_curve(history: History) -> list[Point]:
     """The control's evaluations, as the journal has them."""
     if history.control is None:
@@ -147,9 +153,11 @@ def gap(history: History) -> Gap | str:
     control = history.control.event
     if not control.conclusive:
         return f"the control ({control.name}) is not conclusive: {control.outcome}"
-    last = history.evaluated[-1].event if history.evaluated else None
-    if last is not None and last.loss is None:
-        return f"the run's last evaluation, at {last.tokens:,} tokens, has no finite loss"
+    if not control.ended_finite:
+        return f"the control's ({control.name}) last evaluation has no finite loss"
+    if not ended_finite(history):
+        tokens = history.evaluated[-1].event.tokens
+        return f"the run's last evaluation, at {tokens:,} tokens, has no finite loss"
     return compared(curve(history), control_curve(history))
 
 

@@ -249,6 +249,8 @@ class Quality(Part, frozen=True, kw_only=True):
     compared_at_tokens: int | None = None
     control: str = ""
     """Name of the experiment that is the control."""
+    ended_finite: bool = True
+    """False when the last evaluation's loss was no number; it is no point of the curve."""
     curve: list[QualityPoint] = []
     control_curve: list[QualityPoint] = []
 

@@ -2,7 +2,9 @@
 
 In each group every run is read off at one number of tokens: the largest that all of them reached,
 all arms and all seeds. An arm's gap is taken seed by seed against the group's first arm, which had
-the same seed and so the same initial parameters and data, and then averaged.
+the same seed and so the same initial parameters and data, and then averaged. Arms that diverge
+alike are close, and no success: there is no gap to a run whose loss grew or ended as no number, and
+an arm of which that is true meets no bound.
 """
 
 from __future__ import annotations
@@ -52,11 +54,19 @@ class Arm:
     """Of the last evaluations: what the budget was in fact."""
     outcomes: tuple[str, ...]
     """One per seed."""
+    diverged: tuple[int, ...] = ()
+    """Seeds with which the loss grew beyond the first evaluation's, or ended as no number."""
 
     @property
     def ok(self) -> bool:
         """Whether the bound is met; true without one."""
-        return self.bound is None or (self.gap is not None and self.gap.mean <= self.bound)
+        sound = self.gap is not None and not self.diverged
+        return self.bound is None or (sound and not self.missed)
+
+    @property
+    def missed(self) -> bool:
+        """Whether the bound is known not to be met; what is neither is unknown."""
+        return self.bound is not None and self.gap is not None and self.gap.mean > self.bound
 
 
 @dataclass(frozen=True)
@@ -91,11 +101,19 @@ def spread(
     tokens = _common(list(curves.values()))
     values = {key: value_at(points, tokens or 0) for key, points in curves.items()}
     first = arms[0]
+    grown = {
+        key: _diverged(runs[key[0]][key[1]], curves[key], value) for key, value in values.items()
+    }
     rows = []
     for arm in arms:
         mine = [values[seed, arm] for seed in runs]
         reports = [runs[seed][arm] for seed in runs]
-        gaps = [_gap(values[seed, arm], values[seed, first]) for seed in runs]
+        gaps = [
+            None
+            if grown[seed, first] or not runs[seed][arm].quality.ended_finite
+            else _gap(values[seed, arm], values[seed, first])
+            for seed in runs
+        ]
         rows.append(
             Arm(
                 name=arm,
@@ -108,6 +126,7 @@ def spread(
                 reduction=Range.of([r.network.reduction_vs_lockstep for r in reports]),
                 last_tokens=Range.of([_last(curves[seed, arm]) for seed in runs]),
                 outcomes=tuple(r.verdict.outcome for r in reports),
+                diverged=tuple(seed for seed in runs if grown[seed, arm]),
             )
         )
     return Compared(title, by, tokens, tuple(rows))
@@ -137,6 +156,11 @@ def _gap(mine: Value | None, first: Value | None) -> float | None:
     return (mine.loss - first.loss) / first.loss
 
 
+def _diverged(report: Report, points: Sequence[Point], value: Value | None) -> bool:
+    grew = value is not None and value.loss > points[0].loss
+    return grew or not report.quality.ended_finite
+
+
 def as_text(group: Compared) -> str:
     """The group as a table."""
     at = (
@@ -154,8 +178,14 @@ def as_text(group: Compared) -> str:
         lines.append("  " + "  ".join(cells).rstrip())
     for arm in group.arms:
         if arm.bound is not None:
-            said = "met" if arm.ok else "MISSED" if arm.gap is not None else "unknown"
+            said = "met" if arm.ok else "MISSED" if arm.missed else "unknown"
             lines.append(f"  bound: {arm.name} at most {arm.bound:+.1%} in the mean: {said}")
+        if arm.diverged:
+            seeds = ", ".join(map(str, arm.diverged))
+            lines.append(
+                f"  {arm.name}: the loss grew or ended as no number (seeds: {seeds}), which "
+                "meets no bound"
+            )
         odd = [o for o in arm.outcomes if o != "passed"]
         if odd:
             lines.append(f"  {arm.name}: {len(odd)} of {len(arm.outcomes)} runs {odd[0]}")

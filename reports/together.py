@@ -31,6 +31,19 @@ def _steps_per_s(report: Report) -> float | None:
     return report.goodput.steps / seconds if seconds else None
 
 
+def _loss(report: Report) -> float | None:
+    return report.quality.final_loss if report.quality.ended_finite else None
+
+
+def _learned(report: Report) -> float | None:
+    """The final loss of a run that may be held against; None for one that diverged: a run that is
+    as bad is close, and no success."""
+    quality, loss = report.quality, _loss(report)
+    if loss is None or quality.first_loss is None or not quality.held_out:
+        return loss
+    return loss if loss <= quality.first_loss else None
+
+
 TOGETHER: dict[str, Versus] = {
     v.name: v
     for v in (
@@ -57,7 +70,8 @@ TOGETHER: dict[str, Versus] = {
             "loss_ratio_max",
             "at most",
             "final loss of the first run over that of the best other one",
-            lambda r: r.quality.final_loss,
+            _loss,
+            of_other=_learned,
         ),
         Versus(
             "loss_seam_max",

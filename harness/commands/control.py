@@ -22,7 +22,7 @@ from harness.spec import Draft
 from reports.build import analyse
 from reports.gate import GATES
 from reports.history import read_history
-from reports.quality import curve
+from reports.quality import curve, ended_finite
 from reports.schema import Report
 from reports.write import write_reports
 
@@ -138,4 +138,5 @@ def measured(directory: Path) -> ControlMeasured:
         points=tuple(
             Measured(tokens=p.tokens, loss=p.loss, accuracy=p.accuracy) for p in curve(history)
         ),
+        ended_finite=ended_finite(history),
     )

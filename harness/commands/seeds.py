@@ -192,7 +192,7 @@ def judge(suite: Suite, out: Path, *, as_json: bool, keep: bool = False) -> int:
         for folder in suite.folders()
     }
     for group in found:
-        statuses |= {0 if arm.ok else 1 if arm.gap is not None else 3 for arm in group.arms}
+        statuses |= {0 if arm.ok else 1 if arm.missed else 3 for arm in group.arms}
     status = worst(statuses)
     value: dict[str, Any] = {
         "schema": 1,

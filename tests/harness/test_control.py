@@ -162,6 +162,24 @@ def test_a_loss_that_is_not_finite_is_the_trainings_failure(tmp_path: Path) -> N
     assert f"after global step {last['clock']} is not finite" in finite["why"]
 
 
+@pytest.mark.parametrize("which", ["last", "all"])
+def test_a_control_whose_loss_is_not_finite_was_evaluated_all_the_same(
+    tmp_path: Path, which: str
+) -> None:
+    """It was called never evaluated; and by its curve before, a run was near to it."""
+    calm = tmp_path / "calm"
+    assert go(spec(tmp_path / "calm.toml", faults=""), "--out", calm) == 0
+    lines = [json.loads(line) for line in (calm / "journal.jsonl").read_text().splitlines()]
+    evaluated = [event for event in lines if event["event"] == "evaluated"]
+    for event in evaluated if which == "all" else evaluated[-1:]:
+        event["loss"] = None
+    (calm / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
+    out = tmp_path / "out"
+    assert go(spec(tmp_path / "a.toml"), "--out", out, "--control", calm) == 3
+    assert not measured(out).ended_finite
+    assert control_of(out)["why"] == "the control's (calm) last evaluation has no finite loss"
+
+
 def test_a_control_that_is_not_there_is_the_command_lines_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

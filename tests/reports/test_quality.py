@@ -243,6 +243,27 @@ def run_not_evaluated(events: Events) -> Events:
     return with_control(kept, (1, 2.0), (10**9, 1.0))
 
 
+def last_loss_is_none(events: Events) -> Events:
+    last = kind(events, ev.Evaluated)[-1]
+    told = [replace(e, loss=None) if e is last else e for e in events]
+    # The curve before it would be within any bound.
+    return with_control(told, (1, 9.0), (last.tokens, 2.0))
+
+
+def control_ended_as_no_number(events: Events) -> Events:
+    told = with_control(events, (1, 9.0), (reached(events)[-1], 2.0))
+    return [
+        replace(e, ended_finite=False) if isinstance(e, ev.ControlMeasured) else e for e in told
+    ]
+
+
+def control_never_finite(events: Events) -> Events:
+    told = with_control(events)
+    return [
+        replace(e, ended_finite=False) if isinstance(e, ev.ControlMeasured) else e for e in told
+    ]
+
+
 def control_not_in_the_journal(events: Events) -> Events:
     kept = with_control(events, (1, 2.0))
     return [e for e in kept if not isinstance(e, ev.ControlMeasured)]
@@ -254,6 +275,8 @@ def control_not_in_the_journal(events: Events) -> Events:
         (control_is_inconclusive, "the control (calm) is not conclusive: host-too-slow"),
         (no_common_range, "no number of tokens was reached by both"),
         (run_not_evaluated, "the run was never evaluated"),
+        (control_ended_as_no_number, "the control's (calm) last evaluation has no finite loss"),
+        (control_never_finite, "the control's (calm) last evaluation has no finite loss"),
         (control_not_in_the_journal, "there is no control's measurement in the journal"),
     ],
 )
@@ -263,6 +286,18 @@ def test_what_proves_nothing_is_unknown_and_the_run_inconclusive(spoil: Any, sai
     assert (found.valid, found.asked) == ("unknown", True)
     assert said in found.why
     assert report(events).verdict.exit_status == 3
+
+
+def test_a_run_whose_last_loss_is_no_number_is_not_compared_by_the_ones_before() -> None:
+    events = last_loss_is_none(evaluated())
+    found = check(events)
+    assert (found.valid, found.asked) == ("unknown", True)
+    assert f"last evaluation, at {reached(events)[-1]:,} tokens, has no finite loss" in found.why
+    told = report(events)
+    assert not told.quality.ended_finite
+    assert told.quality.gap_ratio is None
+    assert told.verdict.exit_status == 1  # check 5 names it
+    assert report(evaluated()).quality.ended_finite
 
 
 def unequal(run: Sequence[Point], control: Sequence[Point]) -> Gap | str:

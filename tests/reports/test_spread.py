@@ -16,7 +16,9 @@ change = msgspec.structs.replace
 Curve = Sequence[tuple[int, float]]
 
 
-def run(curve: Curve, *, trained: int = 1, outcome: str = "passed") -> Report:
+def run(
+    curve: Curve, *, trained: int = 1, outcome: str = "passed", ended_finite: bool = True
+) -> Report:
     made = report(0.9)
     points = [
         QualityPoint(tokens=t, tokens_trained=t * trained, loss=loss, accuracy=1 / loss)
@@ -24,7 +26,7 @@ def run(curve: Curve, *, trained: int = 1, outcome: str = "passed") -> Report:
     ]
     return change(
         made,
-        quality=change(made.quality, curve=points),
+        quality=change(made.quality, curve=points, ended_finite=ended_finite),
         verdict=change(made.verdict, outcome=outcome),
     )
 
@@ -84,6 +86,44 @@ def test_a_bound_is_of_the_mean_gap(bound: float, ok: bool, said: str) -> None:
     assert found.arms[1].gap == Range(0.5, 0.0, 1.0)
     assert found.arms[1].ok is ok
     assert said in as_text(found)
+
+
+GOOD, GROWN = [(0, 4.0), (10, 2.0)], [(0, 4.0), (10, 40.0)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "missed"),
+    [
+        (run(GROWN), run(GROWN), False),
+        (run(GROWN), run(GOOD), False),
+        (run(GOOD), run(GROWN), True),  # a gap to something that learned is one
+        (run(GOOD, ended_finite=False), run(GOOD, ended_finite=False), False),
+        (run(GOOD, ended_finite=False), run(GOOD), False),
+        (run(GOOD), run(GOOD, ended_finite=False), False),
+    ],
+)
+def test_arms_that_diverge_meet_no_bound(first: Report, second: Report, missed: bool) -> None:
+    """Two that diverge alike have no gap between them."""
+    runs = {1: {"a": run(GOOD), "b": run(GOOD)}, 2: {"a": first, "b": second}}
+    found = spread("t", ["a", "b"], runs, bounds={"b": 0.5})
+    _, b = found.arms
+    assert (b.ok, b.missed) == (False, missed)
+    assert ("MISSED" if missed else "unknown") in as_text(found)
+    assert "the loss grew or ended as no number (seeds: 2)" in as_text(found)
+
+
+def test_a_wide_bound_is_not_met_by_what_diverged() -> None:
+    found = spread("t", ["a", "b"], two({1: GOOD}, {1: GROWN}), bounds={"b": 1000.0})
+    _, b = found.arms
+    assert b.gap == Range(19.0, 19.0, 19.0)
+    assert (b.ok, b.missed) == (False, False)
+
+
+def test_a_loss_that_stays_where_it_began_did_not_grow() -> None:
+    flat = [(0, 4.0), (10, 4.0)]
+    found = spread("t", ["a", "b"], two({1: flat}, {1: flat}), bounds={"b": 0.5})
+    assert found.arms[1].ok
+    assert "grew" not in as_text(found)
 
 
 def test_runs_that_did_not_pass_are_named() -> None:

@@ -84,3 +84,32 @@ def test_different_experiments_of_one_suite_are_no_warning() -> None:
     assert not any(
         "different experiments" in w for w in compare(one, other, together=True).warnings
     )
+
+
+def learned(first: float, final: float, *, ended_finite: bool = True) -> Report:
+    made = report()
+    quality = change(
+        made.quality,
+        first_loss=first,
+        final_loss=final,
+        held_out=True,
+        ended_finite=ended_finite,
+    )
+    return change(made, quality=quality)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "value"),
+    [
+        (learned(4, 2), learned(4, 2), 1.0),
+        (learned(4, 40), learned(4, 2), 20.0),
+        (learned(4, 40), learned(4, 40), None),
+        (learned(4, 2, ended_finite=False), learned(4, 2), None),
+        (learned(4, 2), learned(4, 2, ended_finite=False), None),
+    ],
+)
+def test_a_ratio_to_what_diverged_is_unknown(
+    first: Report, other: Report, value: float | None
+) -> None:
+    (row,) = judge_together({"loss_ratio_max": 1.5}, [first, other])
+    assert (row.value, row.ok) == (value, value == 1.0)
