@@ -64,6 +64,44 @@ def select(
     return tuple(u.name for u in units if u.name in set(where)), []
 
 
+def left_out(
+    where: str | Sequence[str] | Mapping[str, Any],
+    units: Sequence[Candidate],
+    kinds: Collection[str],
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(name to why it cannot be hit, those that can) of the units that ``where`` means together.
+
+    Both are empty where nobody is left out: each unit that is named can be hit or is a problem, and
+    ``one`` promises no more than one.
+    """
+    meant = _meant(where, units)
+    reasons = {u.name: why for u in meant if (why := unfit(kinds, u.traits))}
+    left = tuple(u.name for u in meant if u.name not in reasons)
+    if reasons and not left:  # what applies to none of them falls on the others
+        left = tuple(u.name for u in units if not unfit(kinds, u.traits))
+    return (reasons, left) if reasons else ({}, ())
+
+
+def _meant(
+    where: str | Sequence[str] | Mapping[str, Any], units: Sequence[Candidate]
+) -> Sequence[Candidate]:
+    learners = [u for u in units if u.role == "learner"]
+    if isinstance(where, Mapping):
+        if "names" in where or where.get("count") in ("one", 1):
+            return ()
+        role, group = where.get("role", "learner"), where.get("group")
+        return [u for u in units if u.role == role and group in (None, u.group)]
+    if where == "one" or not isinstance(where, str):
+        return ()
+    if where in _COUNTS or where == "group":
+        return learners
+    return next((m for a in ("role", "group") if (m := _with(a, where, units))), ())
+
+
+def _with(attribute: str, value: str, units: Sequence[Candidate]) -> list[Candidate]:
+    return [u for u in units if getattr(u, attribute) == value]
+
+
 def _by_word(
     word: str,
     units: Sequence[Candidate],
@@ -144,11 +182,15 @@ def _drawn(
 
 
 def _unfit(reasons: Mapping[str, str]) -> str:
+    return f"where: {alike(reasons)}"
+
+
+def alike(reasons: Mapping[str, str]) -> str:
     """One sentence for all units of which the same is to be said."""
-    alike: dict[str, list[str]] = {}
+    said: dict[str, list[str]] = {}
     for name, why in reasons.items():
-        alike.setdefault(why, []).append(name)
-    return "where: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in alike.items())
+        said.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
 
 
 def _no_such(what: str, units: Sequence[Candidate]) -> str:

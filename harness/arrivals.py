@@ -15,7 +15,7 @@ from typing import Any
 
 from faults import load as load_fault
 from faults.base import Deed, Fault
-from faults.select import Candidate, select
+from faults.select import Candidate, alike, left_out, select
 from faults.traits import unfit
 from harness.schedules import instants, repair_s
 from harness.seeds import stream
@@ -216,13 +216,36 @@ def _named_row(part: FaultPart, outage: Outage) -> Component | None:
 
 
 def notes(faults: Sequence[FaultPart], units: Sequence[Candidate], duration_s: float) -> list[str]:
-    """What a reader of the journal should know about the traces behind it, one sentence each."""
-    out = []
+    """What a reader of the journal should know about the traces behind it and about whom a fault
+    leaves out, one sentence each."""
+    out = spared(faults, units)
     for index, part in enumerate(faults):
         if part.trace is not None and part.schedule is not None:
             name = part.name or f"f{index + 1}"
             out.append(f"{name}: {_note(part, part.schedule, part.trace, units, duration_s)}")
     return out
+
+
+def spared(faults: Sequence[FaultPart], units: Sequence[Candidate]) -> list[str]:
+    """Whom a fault leaves out of those that its ``where`` means, since it cannot apply to them."""
+    out = []
+    for index, part in enumerate(faults):
+        name = part.name or f"f{index + 1}"
+        rows: Sequence[Component | None] = part.mix or (None,)
+        for row in rows:
+            where, kinds = _where(part, row), _kinds(part, row)
+            reasons, left = left_out(where, units, kinds)
+            if reasons:
+                of = "" if row is None else f", {row.component}"
+                out.append(
+                    f"{name}{of}: where = {_written(where)} leaves out {alike(reasons)}; only "
+                    f"{', '.join(left)} can be hit"
+                )
+    return out
+
+
+def _written(where: Where) -> str:
+    return f'"{where}"' if isinstance(where, str) else str(where)
 
 
 def _note(

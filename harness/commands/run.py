@@ -12,10 +12,11 @@ from typing import Any
 
 from harness import catalogue
 from harness import suite as suites
+from harness.arrivals import spared
 from harness.commands import control, members, resuming, seeds, together
 from harness.commands import replay as replaying
 from harness.commands.progress import Progress
-from harness.compose import Checked, Experiment, check, compose
+from harness.compose import Checked, Experiment, candidates, check, compose
 from harness.errors import SpecError
 from harness.rundir import RunDir, new_run_id
 from harness.runner import run, stop_on_signals
@@ -171,6 +172,9 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
         file=say,
         flush=True,
     )
+
+    for note in spared(checked.spec.faults, candidates(checked.target)):
+        print(f"note: {note}", file=say, flush=True)
 
     def carry(experiment: Experiment, rundir: RunDir) -> None:
         with stop_on_signals() as stop, Progress(experiment, say, quiet=options.quiet) as progress:

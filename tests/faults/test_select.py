@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from faults.select import Candidate, select
+from faults.select import Candidate, alike, left_out, select
 
 UNITS = [
     Candidate("syncer", "syncer"),
@@ -152,3 +152,50 @@ def test_the_proxy_is_hit_by_nothing_but_its_own_fault() -> None:
         drawn, _ = select("all", units, random.Random(0), [kind])
         assert "proxy" not in drawn
     assert select("learner-0", units, random.Random(0), ["kill_proxy"])[1] != []
+
+
+@pytest.mark.parametrize(
+    ("where", "kinds", "out", "left"),
+    [
+        ("all", ["lose_checkpoint"], [0, 1, 2], ("syncer",)),
+        ("minority", ["torn_write"], [0, 1, 2], ("syncer",)),
+        ({"count": "majority"}, ["disk_full"], [0, 1, 2], ("syncer",)),
+        ("all", ["kill_proxy"], [0, 1, 2], ("proxy",)),
+    ],
+)
+def test_those_of_several_that_cannot_be_hit_are_told(
+    where: Any, kinds: list[str], out: list[int], left: tuple[str, ...]
+) -> None:
+    units = [*TOLD, Candidate("proxy", "proxy", "", frozenset({"proxy"}))]
+    reasons, hit = left_out(where, units, kinds)
+    assert list(reasons) == [f"learner-{i}" for i in out]
+    assert hit == left
+    assert alike(reasons).startswith("learner-0, learner-1, learner-2: ")
+    assert set(select(where, units, random.Random(0), kinds)[0]) <= set(left)
+
+
+@pytest.mark.parametrize(
+    ("where", "kinds"),
+    [
+        ("all", ["kill"]),
+        ("all", ["straggle"]),
+        ("one", ["lose_checkpoint"]),
+        ({"count": 1}, ["lose_checkpoint"]),
+        (["syncer"], ["lose_checkpoint"]),
+        ("syncer", ["lose_checkpoint"]),
+        ("nobody", ["lose_checkpoint"]),
+    ],
+)
+def test_where_nobody_is_left_out_nothing_is_told(where: Any, kinds: list[str]) -> None:
+    assert left_out(where, TOLD, kinds) == ({}, ())
+
+
+def test_some_of_a_group_are_left_out() -> None:
+    mixed = [
+        Candidate("a", "learner", "g", frozenset({"steps", "durable"})),
+        Candidate("b", "learner", "g", frozenset({"steps"})),
+        Candidate("c", "learner", "h", frozenset({"steps"})),
+    ]
+    reasons, left = left_out("g", mixed, ["torn_write"])
+    assert (list(reasons), left) == (["b"], ("a",))
+    assert select("g", mixed, random.Random(0), ["torn_write"])[0] == ("a",)
