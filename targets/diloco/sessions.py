@@ -96,6 +96,10 @@ class Sessions:
         donors = self._donors(peer) if newcomer else ()
         if hello.versions is not None:
             peer.holds = list(hello.versions)
+            if self._params.blocking and peer.position < 0:
+                # Not known to this life of ours. It says its last report again, because it may be
+                # waiting for the merge of that step; of a step closed before, that is no news.
+                peer.position = hello.step
         peer.training = not newcomer
         peer.awaiting = newcomer and not donors
         peer.wanted = self._newest(donors) if newcomer else self._missed(peer, hello)
