@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 
 import msgspec
@@ -30,6 +31,7 @@ from faults.holds import Holds
 from harness.arrivals import notes
 from harness.clock import VirtualClock
 from harness.compose import Experiment, candidates
+from harness.crew import Crew, Done
 from harness.errors import ChaosError, ControlError, FaultSkipped, Interrupted
 from harness.events import (
     AnyEvent,
@@ -137,6 +139,19 @@ def run(
         acts.log(RunEnded(t_ns=acts.now(), status=status, why=why))
 
 
+def _names(item: Planned) -> dict[str, str]:
+    return {"fault": item.fault, "kind": item.kind, "unit": item.unit}
+
+
+def _keys(item: Planned) -> frozenset[str]:
+    """What the fault's acts must have to themselves: the unit's process, or the links, which one
+    proxy carries for all and of which some belong to two units; a process is of no matter there."""
+    keys = {f"unit {item.unit}"} if item.deed.action != "proxy" else {"links"}
+    if item.deed.holds:
+        keys = {"links" if r == "link" else f"unit {item.unit}" for r in item.deed.holds}
+    return frozenset(keys)
+
+
 def _other_seed(experiment: Experiment) -> int | None:
     """The target's seed where it is not the run's: one that stood there before."""
     seed: int | None = getattr(experiment.target, "seed", None)
@@ -191,6 +206,8 @@ class Acts:
         self.runtime = self.experiment.runtime
         self.plan = self.experiment.plan
         self.holds = Holds(self.runtime, self.experiment.standing)
+        live = not isinstance(self.runtime.clock, VirtualClock)
+        self.crew = Crew(self.runtime.clock, together=live)
         self.away = [item for item in self.experiment.planned if item.deed.from_start]
         """Who is absent from the start; steady state is not theirs to reach."""
         self.steady = self.experiment.target.steady({item.unit for item in self.away})
@@ -236,6 +253,8 @@ class Acts:
             self.log(self.runtime.residue(self.now()))
         except ChaosError as error:
             self.failed("teardown", str(error))
+        finally:
+            self.crew.close()
 
     def baseline(self) -> bool:
         """Phase 3; whether steady state was reached."""
@@ -299,6 +318,7 @@ class Acts:
         """Journal and return what the runtime reports until ``until_ns``, in short slices."""
         self.stop.check()
         events = self.runtime.poll(min(until_ns, self.now() + POLL_NS))
+        self.crew.tell()
         for event in events:
             self.log(event)
         return events
@@ -308,32 +328,39 @@ class Acts:
         if item is None:
             return
         if due.what == "begin":
-            self.begin(item, due.planned_ns)
+            self._begin(item, due.planned_ns)
         elif due.what == "end":
-            self.end(item)
+            self._end(item)
         else:
             self._pulse(item, on=due.what == "on")
 
     def begin(self, item: Planned, planned_ns: int) -> None:
         """Carry a fault out: intent first, then the act, then what came of it."""
-        names = {"fault": item.fault, "kind": item.kind, "unit": item.unit}
+        self._begin(item, planned_ns)
+        self.crew.settle()
+
+    def _begin(self, item: Planned, planned_ns: int) -> None:
         self._planned(item, planned_ns)
         holds = tuple(
             Hold(unit=item.unit, resource=resource, value=msgspec.to_builtins(value))
             for resource, value in item.deed.holds.items()
         )
-        self.log(FaultAsked(t_ns=self.now(), holds=holds, **names))
+        self.log(FaultAsked(t_ns=self.now(), holds=holds, **_names(item)))
         if item.lasting:
             self.active.append(item)
-        try:
-            note = self._act(item)
-        except FaultSkipped as error:
-            self.log(Skipped(t_ns=self.now(), why=str(error), **names))
-        except ControlError as error:
-            self.log(Skipped(t_ns=self.now(), why=f"failed: {error}", **names))
-            self.failed(f"{item.kind} on {item.unit}", str(error))
+        self.crew.ask(_keys(item), partial(self._act, item), partial(self._begun, item))
+
+    def _begun(self, item: Planned, done: Done) -> None:
+        names = _names(item)
+        if isinstance(done.error, FaultSkipped):
+            self.log(Skipped(t_ns=done.t_ns, why=str(done.error), **names))
+        elif isinstance(done.error, ControlError):
+            self.log(Skipped(t_ns=done.t_ns, why=f"failed: {done.error}", **names))
+            self.failed(f"{item.kind} on {item.unit}", str(done.error))
+        elif done.error is not None:
+            raise done.error
         else:
-            self.log(FaultExecuted(t_ns=self.now(), note=note, **names))
+            self.log(FaultExecuted(t_ns=done.t_ns, note=done.result, **names))
 
     def _act(self, item: Planned) -> str:
         if item.deed.action == "kill":
@@ -353,48 +380,75 @@ class Acts:
         return "; ".join(n for n in notes if n)
 
     def _pulse(self, item: Planned, *, on: bool) -> None:
-        if item not in self.active:
-            return
-        try:
-            for resource, value in item.deed.holds.items():
-                if on:
-                    self.holds.take(item.fault, item.unit, resource, value)
-                else:
-                    self.holds.drop(item.fault, item.unit, resource)
-        except FaultSkipped:
+        if item in self.active:
+            self.crew.ask(
+                _keys(item), partial(self._change, item, on=on), partial(self._pulsed, item)
+            )
+
+    def _change(self, item: Planned, *, on: bool) -> None:
+        for resource, value in item.deed.holds.items():
+            if on:
+                self.holds.take(item.fault, item.unit, resource, value)
+            else:
+                self.holds.drop(item.fault, item.unit, resource)
+
+    def _pulsed(self, item: Planned, done: Done) -> None:
+        if isinstance(done.error, FaultSkipped):
             return  # the victim is gone for the moment; the next pulse finds it again
-        except ControlError as error:
-            self.failed(f"{item.kind} on {item.unit}", str(error))
+        if isinstance(done.error, ControlError):
+            self.failed(f"{item.kind} on {item.unit}", str(done.error))
+        elif done.error is not None:
+            raise done.error
 
     def end(self, item: Planned) -> None:
         """Release a lasting fault; does nothing when it is not on."""
+        self._end(item)
+        self.crew.settle()
+
+    def _end(self, item: Planned) -> None:
         if item not in self.active:
             return
         self.active.remove(item)
-        names = {"fault": item.fault, "kind": item.kind, "unit": item.unit}
+        self.crew.ask(_keys(item), partial(self._release, item), partial(self._ended, item))
+
+    def _release(self, item: Planned) -> tuple[list[str], set[str], list[ControlError]]:
+        """Let go of all that the fault holds: (notes, who holds it still, what went wrong)."""
         notes: list[str] = []
         still: set[str] = set()
+        failures: list[ControlError] = []
         for resource in self.holds.owned(item.fault, item.unit):
             try:
                 note, others = self.holds.drop(item.fault, item.unit, resource)
             except FaultSkipped as error:
                 note, others = f"target gone: {error}", ()
             except ControlError as error:
-                self.failed(f"undo of {item.kind} on {item.unit}", str(error))
+                failures.append(error)
                 continue
             still.update(others)
             if note:
                 notes.append(note)
+        return notes, still, failures
+
+    def _ended(self, item: Planned, done: Done) -> None:
+        if done.error is not None:
+            raise done.error
+        notes, still, failures = done.result
+        for error in failures:
+            self.failed(f"undo of {item.kind} on {item.unit}", str(error))
         self.log(
             FaultEnded(
-                t_ns=self.now(), note="; ".join(notes), still_held=tuple(sorted(still)), **names
+                t_ns=done.t_ns,
+                note="; ".join(notes),
+                still_held=tuple(sorted(still)),
+                **_names(item),
             )
         )
 
     def heal(self) -> None:
         """Phase 5; doing it twice is harmless."""
         for item in reversed(self.active.copy()):
-            self.end(item)
+            self._end(item)
+        self.crew.settle()
         for problem in self.holds.heal_all():
             self.failed("heal", problem)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.compose import compose
+from harness.crew import Crew
 from harness.errors import CapabilityError, ControlError
 from harness.events import (
     AnyEvent,
@@ -27,9 +29,9 @@ from harness.events import (
     TailEnded,
     WindowEnded,
 )
-from harness.journal import read_journal
+from harness.journal import Journal, read_journal
 from harness.rundir import RunDir
-from harness.runner import SWITCH_S, StopFlag, prompt_threads, run
+from harness.runner import SWITCH_S, Acts, StopFlag, prompt_threads, run, started
 from harness.runtimes.base import RunContext
 from harness.runtimes.simulated import SimulatedRuntime
 from tests.harness.specs import checked
@@ -157,7 +159,7 @@ def test_a_missing_capability_stops_it_before_it_starts(tmp_path: Path) -> None:
     class Poor(SimulatedRuntime):
         """Offers nothing but killing."""
 
-        offers = frozenset({"kill"})  # type: ignore[assignment]
+        offers = frozenset({"kill"})
 
     with pytest.raises(CapabilityError) as caught:
         compose(checked(PAUSE + KILL), run="r1", directory=tmp_path, make_runtime=Poor)
@@ -179,3 +181,67 @@ def test_threads_are_prompt_during_a_run_and_as_before_after_it() -> None:
     with prompt_threads():
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
     assert sys.getswitchinterval() == before
+
+
+class LiveRuntime(SimulatedRuntime):
+    """Says that it is live, with a proxy that answers as late as the test wants, or never well."""
+
+    def __init__(self, context: RunContext) -> None:
+        super().__init__(context)
+        self.killed = threading.Event()
+        self.refuses = False
+
+    def apply(self, unit: str, resource: Any, setting: Any) -> str:
+        if resource == "link" and not setting.healthy:
+            assert self.killed.wait(30), "the kill waited 30 s for a link fault"
+            if self.refuses:
+                raise ControlError("no proxy server")
+        return super().apply(unit, resource, setting)
+
+    def kill(self, unit: str) -> str:
+        note = super().kill(unit)
+        self.killed.set()
+        return note
+
+
+CUT = '[[fault]]\nkind = "partition"\nwhere = "learner-1"\nat_s = 2\nfor_s = 2\n'
+
+
+def coincident(tmp_path: Path, *, refuses: bool) -> list[AnyEvent]:
+    """The journal of a run in which a link fault can only be carried out after a kill that is due
+    at the same instant and was asked for later."""
+
+    def make(context: RunContext) -> LiveRuntime:
+        runtime = LiveRuntime(context)
+        runtime.refuses = refuses
+        return runtime
+
+    found = checked(CUT + KILL)
+    experiment = compose(found, run="r1", directory=tmp_path, make_runtime=make)
+    rundir = RunDir.create(tmp_path / "run", found.spec, "r1", found.seed)
+    with Journal(rundir.journal) as journal:
+        acts = Acts(experiment, journal, lambda _event: None, StopFlag())
+        acts.crew = Crew(experiment.runtime.clock, together=True)
+        acts.log(started(experiment))
+        assert acts.guarded() == ("completed", "")
+        acts.close()
+    return list(read_journal(rundir.journal).events)
+
+
+def test_live_a_kill_does_not_wait_for_a_link_fault(tmp_path: Path) -> None:
+    events = coincident(tmp_path, refuses=False)
+    assert of(events, HarnessFailed) == []
+    kinds = [e.kind for e in of(events, FaultAsked)]
+    assert kinds == ["partition", "kill"], "asked for in the plan's order"
+    assert sorted(e.kind for e in of(events, FaultExecuted)) == ["kill", "partition"]
+    (ended,) = of(events, FaultEnded)
+    assert ended.kind == "partition"
+    asked = {e.fault: events.index(e) for e in of(events, FaultAsked)}
+    assert all(asked[e.fault] < events.index(e) for e in of(events, FaultExecuted))
+
+
+def test_live_one_fault_s_failure_is_not_the_other_s(tmp_path: Path) -> None:
+    events = coincident(tmp_path, refuses=True)
+    assert [e.where for e in of(events, HarnessFailed)] == ["partition on learner-1"]
+    assert [e.kind for e in of(events, FaultSkipped)] == ["partition"]
+    assert [e.kind for e in of(events, FaultExecuted)] == ["kill"]
