@@ -34,6 +34,7 @@ from targets.diloco.arrays import Merged, Outer
 from targets.diloco.checkpointing import Checkpointing
 from targets.diloco.committed import Committed
 from targets.diloco.evaluation import Evaluations
+from targets.diloco.holding import Holding
 from targets.diloco.learner import Learner
 from targets.diloco.messages import Adopt, Fragment, Push
 from targets.diloco.params import DilocoParams
@@ -328,14 +329,14 @@ def _(patch: Patch) -> None:
 
 @mutant("tokens-not-reset", "adopting a fragment does not restart its token counter", "tokens-once")
 def _(patch: Patch) -> None:
-    sound = Learner._restart_counters
+    sound = Holding.restart
 
     def restart(self: Any, fragment: Fragment) -> None:
-        kept = self._tokens_at[fragment.fragment]
+        kept = self.tokens_at[fragment.fragment]
         sound(self, fragment)
-        self._tokens_at[fragment.fragment] = kept
+        self.tokens_at[fragment.fragment] = kept
 
-    patch.setattr(Learner, "_restart_counters", restart)
+    patch.setattr(Holding, "restart", restart)
 
 
 @mutant(
@@ -346,14 +347,14 @@ def _(patch: Patch) -> None:
     "back-in-time",
 )
 def _(patch: Patch) -> None:
-    sound = Learner._restart_counters
+    sound = Holding.restart
 
     def restart(self: Any, fragment: Fragment) -> None:
         kept = self.since[fragment.fragment]
         sound(self, fragment)
         self.since[fragment.fragment] = kept
 
-    patch.setattr(Learner, "_restart_counters", restart)
+    patch.setattr(Holding, "restart", restart)
 
 
 @mutant(
@@ -363,19 +364,19 @@ def _(patch: Patch) -> None:
     "liveness",
 )
 def _(patch: Patch) -> None:
-    sound = Learner._restart_counters
+    sound = Holding.restart
 
     def restart(self: Any, fragment: Fragment) -> None:
         sound(self, fragment)
         self.since[fragment.fragment] = max(0, self.step - 1)
 
-    patch.setattr(Learner, "_restart_counters", restart)
+    patch.setattr(Holding, "restart", restart)
 
 
 @mutant("never-adopts", "received fragments are thrown away", "liveness", "back-in-time")
 def _(patch: Patch) -> None:
     def keep(node: Any, event: Any, out: list[Any]) -> list[Any]:
-        node._adopting.clear()
+        node._arrivals.adopting.clear()
         return [e for e in out if not (isinstance(e, Work) and isinstance(e.job, Adopt))]
 
     _effects(patch, Learner, keep)
@@ -393,9 +394,9 @@ def _(patch: Patch) -> None:
 
     def fragment(self: Any, message: Fragment) -> None:
         older = last.get((self.name, message.fragment))
-        if self.joined and older is not None and older.version < message.version - 2:
+        if self.holding.joined and older is not None and older.version < message.version - 2:
             sound(self, message)
-            self._known[message.fragment] = older.version - 1
+            self._arrivals.known[message.fragment] = older.version - 1
             message = older
         last.setdefault((self.name, message.fragment), message)
         sound(self, message)
@@ -413,8 +414,8 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def own(node: Any, event: Any, out: list[Any]) -> list[Any]:
         if isinstance(event, Started) and event.incarnation > 1:
-            node.joined = True
-            node._go_on()
+            node.holding.joined = True
+            node.go_on()
         return out
 
     _effects(patch, Learner, own)
@@ -430,7 +431,7 @@ def _(patch: Patch) -> None:
     from targets.diloco.messages import Heartbeat, Report
 
     def quiet(node: Any, event: Any, out: list[Any]) -> list[Any]:
-        mute = (Heartbeat, Report) if node.step % 50 > 25 else ()
+        mute = (Heartbeat, Report) if node.holding.step % 50 > 25 else ()
         return [e for e in out if not (isinstance(e, Send) and isinstance(e.message, mute))]
 
     _effects(patch, Learner, quiet)
@@ -666,7 +667,7 @@ def _(patch: Patch) -> None:
 @mutant("unexplained-exit", "a unit now and then ends by itself", "exits-explained")
 def _(patch: Patch) -> None:
     def die(node: Any, event: Any, out: list[Any]) -> list[Any]:
-        if node.step == 77:
+        if node.holding.step == 77:
             raise RuntimeError("planted")
         return out
 

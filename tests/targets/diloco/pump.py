@@ -343,7 +343,7 @@ class Pump:
             case m.TrainStep(step):
                 return m.StepResult(tokens_of(step), start, self.now - start, self.now - start)
             case m.Read(fragment, _):
-                return m.Payload("f32", 64, f"{unit.name}/{unit.node.step}/{fragment}")
+                return m.Payload("f32", 64, f"{unit.name}/{unit.node.holding.step}/{fragment}")
             case m.LoadAll():
                 return m.Loaded({"params": "x"})
             case m.Merge(_, fragment, version, inputs):

@@ -22,7 +22,8 @@ from targets.base import (
     WorkFailed,
 )
 from targets.diloco import messages as m
-from targets.diloco.learner import STATE_NS, Learner
+from targets.diloco.joining import STATE_NS
+from targets.diloco.learner import Learner
 from targets.diloco.params import DilocoParams
 
 MS = 1_000_000
@@ -257,8 +258,8 @@ def test_an_adoption_that_fails_changes_no_counter() -> None:
     adopt, _ = s.finish(step)
     s.do(WorkFailed(adopt, "bad bytes"))
     assert s.noted(ev.UnitNote)[0].detail == "fragment 0 version 1: bad bytes"
-    assert s.learner.versions == [0, 0]
-    assert s.learner.since == [0, 0]
+    assert s.learner.holding.versions == [0, 0]
+    assert s.learner.holding.since == [0, 0]
 
 
 def test_a_step_that_fails_ends_the_learner() -> None:
@@ -453,7 +454,7 @@ def test_blocked_it_reports_again_after_a_reconnect() -> None:
 def test_blocking_counts_local_steps_as_global_ones() -> None:
     s = Script(blocking=True)
     assert s.join(version=3, clock=6, told=7) == m.TrainStep(8)
-    assert s.learner.step == 7
+    assert s.learner.holding.step == 7
 
 
 def test_stopped_while_waiting_says_that_it_waited() -> None:
