@@ -149,11 +149,11 @@ def compose(
     reach: Callable[[], None] | None = getattr(live, "reach", None)
     if reach is not None:
         reach()
-    notes = []
+    notes = cautions(checked.target)
     if resume is not None:
-        notes = resumed(checked.target, resume)
+        notes += resumed(checked.target, resume)
     elif spec.head.resume is not None:
-        notes = [f"begins anew: no run was given to go on from ({spec.head.resume})"]
+        notes += [f"begins anew: no run was given to go on from ({spec.head.resume})"]
     plan = Plan(
         checked.planned, round(spec.head.duration_s * NS), round(spec.head.quiet_tail_s * NS)
     )
@@ -171,6 +171,12 @@ def compose(
         standing,
         notes=tuple(notes),
     )
+
+
+def cautions(target: Target) -> list[str]:
+    """What ``target`` itself has to say about its parameters, which do not stop a run; by name."""
+    said: Callable[[], list[str]] | None = getattr(target, "cautions", None)
+    return [] if said is None else said()
 
 
 def resumed(target: Target, directory: Path) -> list[str]:

@@ -16,7 +16,7 @@ from harness.arrivals import spared
 from harness.commands import control, members, resuming, seeds, together
 from harness.commands import replay as replaying
 from harness.commands.progress import Progress
-from harness.compose import Checked, Experiment, candidates, check, compose
+from harness.compose import Checked, Experiment, candidates, cautions, check, compose
 from harness.errors import SpecError
 from harness.rundir import RunDir, new_run_id
 from harness.runner import run, stop_on_signals
@@ -173,7 +173,8 @@ def _one(options: argparse.Namespace) -> tuple[Report, Path]:
         flush=True,
     )
 
-    for note in spared(checked.spec.faults, candidates(checked.target)):
+    told = [*cautions(checked.target), *spared(checked.spec.faults, candidates(checked.target))]
+    for note in told:
         print(f"note: {note}", file=say, flush=True)
 
     def carry(experiment: Experiment, rundir: RunDir) -> None:

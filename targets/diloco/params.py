@@ -164,6 +164,17 @@ class DilocoParams:
             found.append("batches must be positive")
         return found
 
+    def cautions(self) -> list[str]:
+        """Settings that are allowed and seldom meant, one sentence each with what they lead to."""
+        if self.sync_every > 2 or self.quorum >= self.learners:
+            return []
+        return [
+            f"sync_every is {self.sync_every} and quorum is {self.quorum} of {self.learners}: "
+            "a learner that trails the quorum may have adopted the fragment anew whenever it is "
+            "asked for it, and then none of its steps is ever merged; with sync_every above 2, or "
+            f"quorum = {self.learners}, that cannot last"
+        ]
+
     def learner_name(self, index: int) -> str:
         """Name of the learner with number ``index``."""
         return f"learner-{index}"

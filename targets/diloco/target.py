@@ -162,6 +162,10 @@ class DilocoTarget:
         worker.keeper = keeper
         return worker  # type: ignore[no-any-return]
 
+    def cautions(self) -> list[str]:
+        """What a reader of the run should know about its parameters, one sentence each."""
+        return self.checked.cautions()
+
     # --- checkpoints ----------------------------------------------------------------------------
 
     def parts(self, unit: str) -> MemoryCheckpoints:
