@@ -33,8 +33,8 @@ class Desk:
         self.out = out
         return out
 
-    def note(self, kind: Callable[..., Any], **fields: Any) -> None:
-        """Put an event of this unit, at this instant, into the journal."""
-        self.out.append(
-            Note(kind(t_ns=self.now, unit=self.name, incarnation=self.incarnation, **fields))
-        )
+    def note(self, kind: Callable[..., Any], *, t_ns: int | None = None, **fields: Any) -> None:
+        """Put an event of this unit into the journal, of this instant unless ``t_ns`` is given."""
+        at_ns = self.now if t_ns is None else t_ns
+        event = kind(t_ns=at_ns, unit=self.name, incarnation=self.incarnation, **fields)
+        self.out.append(Note(event))

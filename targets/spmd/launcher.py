@@ -21,7 +21,6 @@ from targets.base import (
     Disconnected,
     Effect,
     Input,
-    Note,
     Received,
     Save,
     Send,
@@ -34,6 +33,7 @@ from targets.base import (
     WorkFailed,
 )
 from targets.diloco.liveness import NEVER, Link
+from targets.node import Desk
 from targets.spmd.messages import (
     Beat,
     Break,
@@ -84,20 +84,17 @@ class Launcher:
         self._progress = Progress(params.batch * params.sequence)
         diloco = params.as_diloco()
         self._links = {unit: Link(unit, diloco) for unit in params.names()}
-        self._incarnation = 0
-        self._now = 0
+        self._desk = Desk(name)
         self._stopped = False
-        self._out: list[Effect] = []
 
     # --- the Node interface ---------------------------------------------------------------------
 
     def handle(self, event: Input, now_ns: int) -> list[Effect]:
         """React to one input; see ``targets.base.Node``."""
-        self._now = now_ns
-        self._out = []
+        out = self._desk.begin(now_ns)
         if not self._stopped:
             self._react(event)
-        return self._out
+        return out
 
     def deadline_ns(self) -> int | None:
         """The earliest of: a link's next look, a late culprit, a world that may be formed."""
@@ -114,30 +111,30 @@ class Launcher:
     def _react(self, event: Input) -> None:
         match event:
             case Started(incarnation=incarnation, saved=saved):
-                self._incarnation = incarnation
+                self._desk.incarnation = incarnation
                 self.world = int(saved.get("world", 0))
                 self._progress.resume(saved.get("progress", ()))
             case Connected(peer=peer):
-                self._links[peer].opened(self._now)
-                self._note(LinkUp, peer=peer)
+                self._links[peer].opened(self._desk.now)
+                self._desk.note(LinkUp, peer=peer)
             case Disconnected(peer=peer, why=why):
                 self._gone(peer, why)
             case Received(sender=sender, message=message):
-                self._links[sender].heard_ns = self._now
+                self._links[sender].heard_ns = self._desk.now
                 self._hear(sender, message)
             case WorkDone(job=OpenWorld() as job, result=address):
                 self._opened(job, str(address))
             case WorkFailed(job=OpenWorld(), why=why):
-                self._note(UnitNote, what="world-not-opened", detail=why)
+                self._desk.note(UnitNote, what="world-not-opened", detail=why)
                 self._opening = ()
-                self._retry_ns = self._now + self._regroup_ns
+                self._retry_ns = self._desk.now + self._regroup_ns
             case WorkFailed(job=job, why=why):
-                self._note(UnitNote, what="job-failed", detail=f"{type(job).__name__}: {why}")
+                self._desk.note(UnitNote, what="job-failed", detail=f"{type(job).__name__}: {why}")
             case Tick():
                 self._tick()
             case StopAsked():
-                self._note(UnitEnded, why="asked to stop")
-                self._out.append(Stop("asked to stop"))
+                self._desk.note(UnitEnded, why="asked to stop")
+                self._desk.out.append(Stop("asked to stop"))
                 self._stopped = True
 
     # --- workers --------------------------------------------------------------------------------
@@ -150,7 +147,7 @@ class Launcher:
                 self._beat(unit, world, step)
             case Failed(world=world, why=why) if self._is_in(unit, world):
                 if self._blame is None:
-                    self._blame = (self._now + BLAME_NS, f"{unit}: {why}")
+                    self._blame = (self._desk.now + BLAME_NS, f"{unit}: {why}")
                 self._bye(unit)
             case Leaving(world=world) if self._is_in(unit, world):
                 self._bye(unit)
@@ -165,7 +162,7 @@ class Launcher:
             elif self._blame is not None:
                 self._end("", self._blame[1])
         self._ready[unit] = held
-        self._arrived_ns = self._now
+        self._arrived_ns = self._desk.now
         if self.members and not self._regrouping:
             self._take_back(unit)
         self._form()
@@ -203,7 +200,7 @@ class Launcher:
 
     def _gone(self, unit: str, why: str) -> None:
         self._links[unit].up = False
-        self._note(LinkDown, peer=unit, why=why)
+        self._desk.note(LinkDown, peer=unit, why=why)
         self._ready.pop(unit, None)
         if unit in self.members and unit not in self._said_bye:
             self._end(unit, f"its link to the launcher broke: {why}")
@@ -233,13 +230,13 @@ class Launcher:
         if not self._gathering:
             return
         all_there = len(self._ready) == self.params.workers
-        patient = self._now < self._patient_until_ns()
+        patient = self._desk.now < self._patient_until_ns()
         if not all_there and (patient or not self._few_will_do()):
             return
         self.world += 1
         self._opening = tuple(u for u in self.params.names() if u in self._ready)
-        self._out.append(Save("world", self.world))
-        self._out.append(Work(OpenWorld(self.world, len(self._opening))))
+        self._desk.out.append(Save("world", self.world))
+        self._desk.out.append(Work(OpenWorld(self.world, len(self._opening))))
 
     def _opened(self, job: OpenWorld, address: str) -> None:
         chosen, self._opening = self._opening, ()
@@ -253,12 +250,12 @@ class Launcher:
         self._said_bye, self._reached, self._regrouping = set(), set(), ""
         missing = [u for u in self.params.names() if u not in chosen]
         why = f"without {', '.join(missing)}" if missing else "all workers"
-        self._note(WorldFormed, world=self.world, members=chosen, step=step, why=why)
+        self._desk.note(WorldFormed, world=self.world, members=chosen, step=step, why=why)
         tokens = 0
         if self.params.evaluate_every:
             tokens = self._progress.tokens(step)
             self._progress.begin(step, len(chosen))
-            self._out.append(Save("progress", self._progress.saved()))
+            self._desk.out.append(Save("progress", self._progress.saved()))
         form = Form(
             world=self.world,
             members=chosen,
@@ -271,14 +268,14 @@ class Launcher:
             self._send(member, form)
         # All its members are new processes, so the worlds before have none left that matter.
         if len(chosen) == self.params.workers:
-            self._out.append(Work(CloseWorlds(self.world)))
+            self._desk.out.append(Work(CloseWorlds(self.world)))
 
     def _end(self, because: str, why: str, *, planned: bool = False) -> None:
         ended, self.members = self.members, ()
         self._blame = None
         self._expected = frozenset(ended) if planned else frozenset(ended) - {because}
-        self._expected_until_ns = self._now + RETURN_NS
-        self._note(WorldEnded, world=self.world, because=because, why=why, planned=planned)
+        self._expected_until_ns = self._desk.now + RETURN_NS
+        self._desk.note(WorldEnded, world=self.world, because=because, why=why, planned=planned)
         for member in ended:
             if member not in self._said_bye and member not in self._ready:
                 text = f"{because}: {why}" if because else why
@@ -289,28 +286,24 @@ class Launcher:
 
     def _tick(self) -> None:
         for unit, link in self._links.items():
-            what, why = link.check(self._now)
+            what, why = link.check(self._desk.now)
             if what == "silent":
-                self._out.append(Disconnect(unit, why))
+                self._desk.out.append(Disconnect(unit, why))
                 self._gone(unit, why)
             elif what == "speak":
-                link.probe(self._now)
+                link.probe(self._desk.now)
                 self._send(unit, Beat(world=self.world if unit in self.members else 0))
-        if self._blame is not None and self._now >= self._blame[0]:
+        if self._blame is not None and self._desk.now >= self._blame[0]:
             self._end("", self._blame[1])
-        if self._now >= self._retry_ns:
+        if self._desk.now >= self._retry_ns:
             self._retry_ns = NEVER
         self._form()
 
     # --- effects --------------------------------------------------------------------------------
 
     def _send(self, unit: str, message: Any) -> None:
-        self._links[unit].sent_ns = self._now
-        self._out.append(Send(unit, message))
-
-    def _note(self, kind: Any, **fields: Any) -> None:
-        event = kind(t_ns=self._now, unit=self.name, incarnation=self._incarnation, **fields)
-        self._out.append(Note(event))
+        self._links[unit].sent_ns = self._desk.now
+        self._desk.out.append(Send(unit, message))
 
 
 def common_step(held: Sequence[tuple[int, ...]]) -> tuple[int, int]:

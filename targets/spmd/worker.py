@@ -21,7 +21,6 @@ from targets.base import (
     Disconnected,
     Effect,
     Input,
-    Note,
     Received,
     Send,
     Started,
@@ -34,6 +33,7 @@ from targets.base import (
 )
 from targets.diloco.evaluation import LANE, Evaluate, Judged
 from targets.diloco.liveness import Link
+from targets.node import Desk
 from targets.spmd.messages import (
     Advance,
     Advanced,
@@ -86,20 +86,17 @@ class Worker:
         self._waiting_since = 0
         self._idle_since: int | None = None
         """When the last step ended; None before the first one."""
-        self._incarnation = 0
-        self._now = 0
+        self._desk = Desk(name)
         self._stopped = False
-        self._out: list[Effect] = []
 
     # --- the Node interface ---------------------------------------------------------------------
 
     def handle(self, event: Input, now_ns: int) -> list[Effect]:
         """React to one input; see ``targets.base.Node``."""
-        self._now = now_ns
-        self._out = []
+        out = self._desk.begin(now_ns)
         if not self._stopped:
             self._react(event)
-        return self._out
+        return out
 
     def deadline_ns(self) -> int | None:
         """The link's next look."""
@@ -108,17 +105,17 @@ class Worker:
     def _react(self, event: Input) -> None:
         match event:
             case Started(incarnation=incarnation):
-                self._incarnation = incarnation
-                self._out.append(Work(Look()))
+                self._desk.incarnation = incarnation
+                self._desk.out.append(Work(Look()))
             case Connected(peer=peer):
-                self._link.opened(self._now)
-                self._note(LinkUp, peer=peer)
+                self._link.opened(self._desk.now)
+                self._desk.note(LinkUp, peer=peer)
                 self._greet()
             case Disconnected(peer=peer, why=why):
                 self._link.up = False
-                self._note(LinkDown, peer=peer, why=why)
+                self._desk.note(LinkDown, peer=peer, why=why)
             case Received(message=message):
-                self._link.heard_ns = self._now
+                self._link.heard_ns = self._desk.now
                 self._hear(message)
             case WorkDone(job=job, result=result):
                 self._done(job, result)
@@ -143,23 +140,23 @@ class Worker:
         match message:
             case Form() if self.form is None and self.name in message.members:
                 self.form = message
-                self._out.append(Work(Enter(message, message.members.index(self.name))))
+                self._desk.out.append(Work(Enter(message, message.members.index(self.name))))
             case Break(world=over, why=why) if over == world:
                 self._end(f"world {over} is over: {why}", RESTART)
             case Regroup(world=over, at_step=at_step) if over == world and at_step > self.step:
                 self._until = at_step
             case Proceed(world=at, step=step) if at == world and step == self.step:
-                self._waited(self._waiting_since, self._now)
+                self._waited(self._waiting_since, self._desk.now)
                 self._next()
 
     def _tick(self) -> None:
-        what, why = self._link.check(self._now)
+        what, why = self._link.check(self._desk.now)
         if what == "silent":
             self._link.up = False
-            self._out.append(Disconnect(self.launcher, why))
-            self._note(LinkDown, peer=self.launcher, why=why)
+            self._desk.out.append(Disconnect(self.launcher, why))
+            self._desk.note(LinkDown, peer=self.launcher, why=why)
         elif what == "speak":
-            self._link.probe(self._now)
+            self._link.probe(self._desk.now)
             world = self.form.world if self.form is not None else 0
             self._send(Beat(world=world, step=self.step))
 
@@ -170,7 +167,7 @@ class Worker:
             case Look():
                 held: Held = result
                 for text in held.damaged:
-                    self._note(UnitNote, what="checkpoint-damaged", detail=text)
+                    self._desk.note(UnitNote, what="checkpoint-damaged", detail=text)
                 self._held = held.steps
                 if self._link.up:
                     self._greet()
@@ -187,7 +184,7 @@ class Worker:
         self.step = form.step
         shared = form.share >= 0 and form.share != rank
         source = form.members[form.share] if shared else "checkpoint"
-        self._note(
+        self._desk.note(
             Joined,
             source=source if form.step else "initial",
             clock=form.step,
@@ -197,20 +194,20 @@ class Worker:
         )
         if result.program:
             detail = f"step program from {result.program} in {result.took_ns / 1e9:.2f} s"
-            self._note(UnitNote, what="entered", detail=detail)
+            self._desk.note(UnitNote, what="entered", detail=detail)
         self._next()
 
     def _advanced(self, job: Advance, result: Advanced) -> None:
         self.step = job.step
-        self._idle_since = self._now
+        self._idle_since = self._desk.now
         if result.waited is not None:
-            self._note(
+            self._desk.note(
                 Waited,
                 t_ns=result.waited[1],
                 began_at_ns=result.waited[0],
                 why=f"for the others, before step {job.step}",
             )
-        self._note(
+        self._desk.note(
             Step,
             step=self.step,
             began_at_ns=result.began_at_ns,
@@ -222,12 +219,12 @@ class Worker:
         )
         if self.step % self.params.checkpoint_every == 0:
             self._keeping = self.step
-            self._out.append(Work(Keep(self.step), "io"))
+            self._desk.out.append(Work(Keep(self.step), "io"))
         if self._until is not None and self.step >= self._until:
             if self._keeping is None:
                 self._leave()
         elif self._barrier and self.form is not None:
-            self._waiting_since = self._now
+            self._waiting_since = self._desk.now
             self._send(Reached(world=self.form.world, step=self.step))
         else:
             self._next()
@@ -241,12 +238,12 @@ class Worker:
     def _failed(self, job: Any, why: str) -> None:
         why = why[:WHY_MAX]
         if isinstance(job, Evaluate):
-            self._note(UnitNote, what="evaluation-failed", detail=f"step {job.steps}: {why}")
+            self._desk.note(UnitNote, what="evaluation-failed", detail=f"step {job.steps}: {why}")
         elif isinstance(job, Keep):
-            self._note(UnitNote, what="checkpoint-failed", detail=f"step {job.step}: {why}")
+            self._desk.note(UnitNote, what="checkpoint-failed", detail=f"step {job.step}: {why}")
             self._kept(job.step)
         elif isinstance(job, Look) or self.form is None:
-            self._note(UnitEnded, why=f"fatal, {type(job).__name__}: {why}")
+            self._desk.note(UnitEnded, why=f"fatal, {type(job).__name__}: {why}")
             self._stop("fatal", 1)
         else:
             self._send(Failed(world=self.form.world, why=why))
@@ -265,10 +262,10 @@ class Worker:
         if form.members[0] == self.name:
             size = len(form.members) * self.params.batch * self.params.sequence
             tokens = form.tokens + (self.step - form.step) * size
-            self._out.append(Work(Evaluate(self.step, tokens, self.step), LANE))
+            self._desk.out.append(Work(Evaluate(self.step, tokens, self.step), LANE))
 
     def _judged(self, job: Evaluate, result: Judged) -> None:
-        self._note(
+        self._desk.note(
             Evaluated,
             clock=job.clock,
             tokens=job.tokens,
@@ -281,31 +278,27 @@ class Worker:
 
     def _next(self) -> None:
         self._evaluate()
-        self._out.append(Work(Advance(self.step + 1)))
+        self._desk.out.append(Work(Advance(self.step + 1)))
 
     def _waited(self, began_ns: int, ended_ns: int) -> None:
         if ended_ns > began_ns:
             why = f"for the others, after step {self.step}"
-            self._note(Waited, t_ns=ended_ns, began_at_ns=began_ns, why=why)
+            self._desk.note(Waited, t_ns=ended_ns, began_at_ns=began_ns, why=why)
 
     # --- effects --------------------------------------------------------------------------------
 
     def _send(self, message: Any) -> None:
-        self._link.sent_ns = self._now
-        self._out.append(Send(self.launcher, message))
+        self._link.sent_ns = self._desk.now
+        self._desk.out.append(Send(self.launcher, message))
 
     def _end(self, why: str, code: int) -> None:
         since = self._idle_since
         limit_ns = STUCK_STEPS * self.params.step_ns or UNPACED_NS
-        if since is not None and self._now - since > limit_ns:
-            self._note(Waited, began_at_ns=since, why="for the others, in vain")
-        self._note(UnitEnded, why=why)
+        if since is not None and self._desk.now - since > limit_ns:
+            self._desk.note(Waited, began_at_ns=since, why="for the others, in vain")
+        self._desk.note(UnitEnded, why=why)
         self._stop(why, code)
 
     def _stop(self, why: str, code: int) -> None:
-        self._out.append(Stop(why, code))
+        self._desk.out.append(Stop(why, code))
         self._stopped = True
-
-    def _note(self, kind: Any, **fields: Any) -> None:
-        fields.setdefault("t_ns", self._now)
-        self._out.append(Note(kind(unit=self.name, incarnation=self._incarnation, **fields)))
