@@ -47,10 +47,9 @@ class Child:
     asked: bool = False
     """This life is ended by a fault or by its own wish to be started anew (``os.EX_TEMPFAIL``), so
     its death says nothing against the unit."""
-    between: Callable[[], str] | None = None
-    """What is to be done once this life is over, before the next one may begin."""
-    outcome: str | Exception = ""
-    """What came of it."""
+    kept: list[Callable[[], None]] | None = None
+    """Set while something is done between two lives: no process is started, and what would start
+    one waits here."""
     ended_by_kernel: Callable[[], bool] | None = None
     """Asked at a death: whether the OOM killer was behind it."""
     pidfd: int = field(default=-1, repr=False)
@@ -64,13 +63,15 @@ def wait_stopped(name: str, pid: int) -> None:
     """
     deadline = time.monotonic() + STOPPED_S
     while True:
+        tasks = Path(f"/proc/{pid}/task")
         with contextlib.suppress(OSError):
             states = [
-                (task / "stat").read_text().rpartition(") ")[2][0]
-                for task in Path(f"/proc/{pid}/task").iterdir()
+                (task / "stat").read_text().rpartition(") ")[2][0] for task in tasks.iterdir()
             ]
             if all(state in "TtZX" for state in states):
                 return
+        if not tasks.exists():  # ended and reaped meanwhile
+            return
         if time.monotonic() >= deadline:
             raise ControlError(f"{name} (process {pid}) does not stand still after SIGSTOP")
         time.sleep(0.0002)

@@ -7,7 +7,9 @@ the lock that every signal is sent under.
 
 A process is started outside that lock, by a thread of its own: it takes tens of milliseconds on a
 busy machine, and what is due for another unit must not wait for it. Until the new process is known
-(``Child.spawning``) only those wait who want something of the same unit, and whoever closes.
+(``Child.spawning``) only those wait who want something of the same unit, and whoever closes. For
+the same reason nobody waits under the lock until a process stands still, or while files of a unit
+are damaged between two of its lives (``Child.kept``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import time
 from collections.abc import Callable
 
 from harness.clock import WallClock
-from harness.errors import ChaosError, ControlError, FaultSkipped, LaunchError
+from harness.errors import ControlError, FaultSkipped, LaunchError
 from harness.events import AnyEvent, HarnessFailed, UnitExited, UnitNote, UnitSpawned
 from harness.runtimes.cgroups import CpuGroup
 from harness.runtimes.child import (
@@ -74,7 +76,7 @@ class Children:
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
         self._thread = threading.Thread(target=self._run, name="children", daemon=True)
         self._thread.start()
-        self._starts: queue.SimpleQueue[Child | None] = queue.SimpleQueue()
+        self._starts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._starter = threading.Thread(target=self._start_owed, name="starter", daemon=True)
         self._starter.start()
 
@@ -135,36 +137,53 @@ class Children:
         Returns what ``act`` does. Raises :class:`ControlError` when the process lives on for
         longer than ``within_s``, and what either of the two raises.
         """
+        child = self._children[name]
         with self._lock:
-            child = self._settled(name)
+            self._settled(name)
+            child.kept = []
+        try:
+            self._end_life(child, end, within_s)
+            return act()  # it may take a while, and nobody else waits for it
+        finally:
+            with self._lock:
+                waiting, child.kept = child.kept or [], None
+                for step in waiting:
+                    step()
+
+    def _end_life(self, child: Child, end: Callable[[int], None], within_s: float) -> None:
+        with self._lock:
             if child.process is None:
-                return act()
-            pid = child.process.pid
-            child.asked, child.between = True, act
-            try:
-                end(pid)
-                if not self._exited.wait_for(lambda: child.between is None, within_s):
-                    raise ControlError(f"{name} (process {pid}) still lives after {within_s:g} s")
-            finally:
-                child.between = None
-            if isinstance(child.outcome, Exception):
-                raise child.outcome
-            return child.outcome
+                return
+            pid, generation = child.process.pid, child.generation
+            child.asked = True
+            end(pid)
+            if not self._exited.wait_for(
+                lambda: child.process is None or child.generation != generation, within_s
+            ):
+                raise ControlError(f"{child.name} (process {pid}) still lives after {within_s:g} s")
 
     def oom(self, name: str, squeeze: Squeeze, within_s: float) -> str:
         """Let memory run out for the unit, until the kernel ends it.
 
         Raises :class:`FaultSkipped` when nothing lives there, else as :meth:`between`.
         """
+        child, pressed = self._children[name], list[int]()
+
+        def press(pid: int) -> None:
+            squeeze.press(pid)
+            pressed.append(pid)
+
         with self._lock:
-            pid = self._pid(name)
-            child = self._children[name]
-            child.ended_by_kernel = lambda: squeeze.group.kills() > 0
-            try:
-                self.between(name, lambda: "", squeeze.press, within_s)
-            finally:
-                child.ended_by_kernel = None
-        return f"memory of process {pid} limited until the kernel ended it"
+            self._pid(name)
+        squeeze.prepare()
+        child.ended_by_kernel = lambda: squeeze.group.kills() > 0
+        try:
+            self.between(name, lambda: "", press, within_s)
+        finally:
+            child.ended_by_kernel = None
+        if not pressed:
+            raise FaultSkipped(f"{name} has no process now")
+        return f"memory of process {pressed[0]} limited until the kernel ended it"
 
     def terminate(self, name: str, grace_ns: int) -> str:
         """SIGTERM now, SIGKILL after ``grace_ns`` if the same process still lives then."""
@@ -193,8 +212,8 @@ class Children:
                 return "nothing lives there now"
             pid = child.process.pid
             os.killpg(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
-            if frozen:
-                wait_stopped(name, pid)
+        if frozen:
+            wait_stopped(name, pid)
         return f"{'SIGSTOP' if frozen else 'SIGCONT'} to process group {pid}"
 
     def absent(self, name: str, grace_ns: int | None) -> str:
@@ -211,16 +230,18 @@ class Children:
 
     def join_group(self, name: str, make: Callable[[], CpuGroup]) -> CpuGroup:
         """The place's CPU group, made now if it has none; who lives there becomes a member."""
-        with self._lock:
-            child = self._children[name]
-            if child.group is None:
-                child.group = make()
+        child = self._children[name]
+        if child.group is None:
+            group = make()
+            with self._lock:
+                child.group = group
                 if child.process is not None:
-                    child.group.add(child.process.pid)
-            return child.group
+                    group.add(child.process.pid)
+        return child.group
 
     def watch(self, pid: int, ended: Callable[[], None]) -> None:
-        """Call ``ended`` on the thread when a process that somebody else reaps has ended."""
+        """Call ``ended`` when a process that somebody else reaps has ended, on the thread that
+        starts processes: it may take a while."""
         descriptor = os.pidfd_open(pid)
 
         def once() -> None:
@@ -228,7 +249,7 @@ class Children:
             self._watched.remove(descriptor)
             os.close(descriptor)
             if not self._closing:
-                ended()
+                self._starts.put(ended)
 
         with self._lock:
             self._watched.append(descriptor)
@@ -318,8 +339,7 @@ class Children:
             with self._lock:
                 action()
         except Exception as error:  # the thread serves every unit: it must outlive one mistake
-            why = f"{type(error).__name__}: {error}"
-            self.emit(HarnessFailed(t_ns=self._clock.now_ns(), where="process runtime", why=why))
+            self._failed(f"{type(error).__name__}: {error}")
 
     def _next_timer(self) -> float | None:
         with self._lock:
@@ -341,15 +361,23 @@ class Children:
 
     def _start_owed(self) -> None:
         """What the starting thread does until the end."""
-        while (child := self._starts.get()) is not None:
+        while (step := self._starts.get()) is not None:
             try:
-                self._spawn(child, by="supervisor")
+                step()
             except Exception as error:  # as in _guarded: it serves every unit
-                why = f"cannot start {child.name}: {type(error).__name__}: {error}"
-                now_ns = self._clock.now_ns()
-                self.emit(HarnessFailed(t_ns=now_ns, where="process runtime", why=why))
-                # Short of memory or processes: the place stays owed, and is tried again.
-                self._at(time.monotonic_ns() + round(BACKOFF_S[-1] * 1e9), self._again(child))
+                self._failed(f"{type(error).__name__}: {error}")
+
+    def _start_again(self, child: Child) -> None:
+        try:
+            self._spawn(child, by="supervisor")
+        except Exception as error:  # whatever kept it from starting
+            self._failed(f"cannot start {child.name}: {type(error).__name__}: {error}")
+            # Short of memory or processes: the place stays owed, and is tried again.
+            self._at(time.monotonic_ns() + round(BACKOFF_S[-1] * 1e9), self._again(child))
+
+    def _failed(self, why: str) -> None:
+        now_ns = self._clock.now_ns()
+        self.emit(HarnessFailed(t_ns=now_ns, where="process runtime", why=why))
 
     def _again(self, child: Child) -> Callable[[], None]:
         return lambda: self._restart(child)
@@ -478,17 +506,15 @@ class Children:
                 oom=asked is not None and asked(),
             )
         )
-        if child.between is not None:
-            try:
-                child.outcome = child.between()
-            except (ChaosError, OSError) as error:  # whoever asked for it is told
-                child.outcome = error
-            child.between = None
         self._exited.notify_all()
-        if not self._closing:
+        if child.kept is not None:
+            child.kept.append(lambda: self._plan_restart(child, killed=code < 0))
+        else:
             self._plan_restart(child, killed=code < 0)
 
     def _plan_restart(self, child: Child, *, killed: bool) -> None:
+        if self._closing:
+            return
         now = time.monotonic_ns()
         quick = now - child.began_ns < QUICK_LIFE_NS and not child.asked
         child.quick_lives = child.quick_lives + 1 if quick else 0
@@ -517,8 +543,11 @@ class Children:
             self._at(now + round(pause_s * 1e9), lambda: self._restart(child))
 
     def _restart(self, child: Child) -> None:
+        if child.kept is not None:
+            child.kept.append(lambda: self._restart(child))
+            return
         held = child.frozen or child.absent or child.spawning
         if self._closing or child.process is not None or not child.owed or held:
             return
         child.spawning = True
-        self._starts.put(child)
+        self._starts.put(lambda: self._start_again(child))

@@ -77,10 +77,14 @@ class Squeeze:
         """Of the ballast."""
         return self._ballast.pid
 
-    def press(self, pid: int) -> None:
-        """Let memory run out for the process. Raises :class:`ControlError`."""
+    def prepare(self) -> None:
+        """All that can be done before the process is touched. Raises :class:`ControlError`."""
         self.group.limit(LIMIT_BYTES)
         self.group.add(self._ballast.pid)
+
+    def press(self, pid: int) -> None:
+        """Let memory run out for the process, after :meth:`prepare`. Raises
+        :class:`ControlError`."""
         self.group.add(pid)
         try:
             Path(f"/proc/{pid}/oom_score_adj").write_text("1000")

@@ -93,10 +93,10 @@ class ProcessRuntime:
         self._server: ProxyServer | None = None
         self._table = LinkTable(())
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="peer-links")
-        self._behind_failed: SimpleQueue[AnyEvent] = SimpleQueue()
+        self._late: SimpleQueue[AnyEvent] = SimpleQueue()
+        """Failures of ours, from whatever thread they happen on."""
         self._units: dict[str, UnitSpec] = {}
         self._proxy_log: BinaryIO | None = None
-        self._late: list[AnyEvent] = []
         self._proxy_asked = False
         self._proxy_back = threading.Event()
         self._damages: dict[str, int] = {}
@@ -132,9 +132,9 @@ class ProcessRuntime:
 
     def poll(self, until_ns: int) -> list[AnyEvent]:
         """Events that became known, oldest first."""
-        late, self._late = self._late, []
-        while not self._behind_failed.empty():
-            late.append(self._behind_failed.get())
+        late: list[AnyEvent] = []
+        while not self._late.empty():
+            late.append(self._late.get())
         if self._children is None:
             return late
         return [*self._children.poll(-1 if late else until_ns), *late]
@@ -302,7 +302,7 @@ class ProcessRuntime:
                     time.sleep(BEHIND_PAUSE_S)
                     continue
                 now_ns = self.clock.now_ns()
-                self._behind_failed.put(HarnessFailed(t_ns=now_ns, where=name, why=str(error)))
+                self._late.put(HarnessFailed(t_ns=now_ns, where=name, why=str(error)))
 
     # --- parts of open and close ------------------------------------------------------------
 
@@ -402,4 +402,4 @@ class ProcessRuntime:
             step()
         except (ChaosError, OSError) as error:
             failed = HarnessFailed(t_ns=self.clock.now_ns(), where=what, why=str(error))
-            self._late.append(failed)
+            self._late.put(failed)

@@ -16,7 +16,7 @@ import pytest
 from harness.clock import WallClock
 from harness.events import AnyEvent, HarnessFailed, UnitExited, UnitNote, UnitSpawned
 from harness.runtimes import children
-from harness.runtimes.child import Child
+from harness.runtimes.child import Child, wait_stopped
 from harness.runtimes.children import Children
 
 
@@ -234,3 +234,94 @@ def test_a_process_that_cannot_be_recorded_is_no_orphan() -> None:
     assert "no space for the manifest" in failed[0].why
     with pytest.raises(ProcessLookupError):
         os.kill(pids[1], 0)
+
+
+class Slow:
+    """Something that takes until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> str:
+        self.begun.set()
+        assert self.open.wait(30), "nobody let it end within 30 s"
+        return "done"
+
+
+def others_are_free(running: Children, other: int) -> None:
+    """Another unit can be paused, continued, killed, and started again meanwhile."""
+    assert in_thread(lambda: running.freeze("v", True)).result(30)
+    assert in_thread(lambda: running.freeze("v", False)).result(30)
+    killed = in_thread(lambda: running.kill("v")).result(30)
+    assert killed == f"SIGKILL to process {other}"
+
+
+def test_nobody_else_waits_until_a_process_stands_still(
+    running: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper(running, "u")
+    other = sleeper(running, "v")
+    slow = Slow()
+
+    def waited(name: str, pid: int) -> None:
+        if name == "u":
+            slow()
+        wait_stopped(name, pid)
+
+    monkeypatch.setattr(children, "wait_stopped", waited)
+    done = in_thread(lambda: running.freeze("u", True))
+    assert slow.begun.wait(30)
+    try:
+        others_are_free(running, other)
+        spawned_again(running, "v")
+    finally:
+        slow.open.set()
+    assert "SIGSTOP" in str(done.result(30))
+
+
+def test_nobody_else_waits_while_files_are_damaged_and_the_unit_does(running: Children) -> None:
+    old = sleeper(running, "u")
+    other = sleeper(running, "v")
+    slow = Slow()
+    done = in_thread(
+        lambda: running.between("u", slow, lambda pid: os.kill(pid, signal.SIGKILL), 30.0)
+    )
+    assert slow.begun.wait(30)
+    try:
+        others_are_free(running, other)
+        spawned_again(running, "v")
+        assert not running.alive("u"), "it was started while its files were being damaged"
+    finally:
+        slow.open.set()
+    assert done.result(30) == "done"
+    assert spawned_again(running, "u") != old
+
+
+def test_damage_that_fails_does_not_keep_the_unit_down(running: Children) -> None:
+    sleeper(running, "u")
+
+    def fail() -> str:
+        raise OSError(13, "not yours")
+
+    with pytest.raises(OSError, match="not yours"):
+        running.between("u", fail, lambda pid: os.kill(pid, signal.SIGKILL), 30.0)
+    spawned_again(running, "u")
+
+
+def test_nobody_waits_for_what_is_done_after_a_watched_process_ended(running: Children) -> None:
+    sleeper(running, "u")
+    other = sleeper(running, "v")
+    slow, ended = Slow(), list[str]()
+    with subprocess.Popen([sys.executable, "-S", "-c", "pass"]) as watched:
+        running.watch(watched.pid, lambda: ended.append(slow()))
+        assert slow.begun.wait(30)
+        try:
+            others_are_free(running, other)
+        finally:
+            slow.open.set()
+
+
+def test_a_process_that_is_gone_stands_still() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "pass"]) as gone:
+        pass
+    wait_stopped("u", gone.pid)

@@ -52,6 +52,7 @@ def test_the_kernel_ends_the_process_and_not_the_ballast() -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     squeeze = Squeeze(MemoryGroup(FOUND, f"test-{os.getpid()}", "sleeper"), os.environ)
     try:
+        squeeze.prepare()
         squeeze.press(sleeper.pid)
         assert sleeper.wait(30) == -9
         assert squeeze.group.kills() >= 1
