@@ -149,7 +149,12 @@ def caller(unit: str) -> str:
 
 
 class Node(Protocol):
-    """One unit's protocol."""
+    """One unit's protocol.
+
+    Found by name: ``arriving(peer, now_ns)`` of a node is told that a part of a message of ``peer``
+    has come and the rest is under way, which is a sign of life. It asks for no effects and makes
+    no deadline earlier.
+    """
 
     def handle(self, event: Input, now_ns: int) -> list[Effect]:
         """React to ``event`` at ``now_ns``. Effects are carried out in order."""

@@ -239,6 +239,13 @@ class Driver:
         """See ``Sink``."""
         self.feed(Received(peer, message))
 
+    def arriving(self, peer: str) -> None:
+        """See ``Sink``; nodes that want to know have a method of the name."""
+        told: Callable[[str, int], None] | None = getattr(self._node, "arriving", None)
+        if told is not None:
+            with self._lock:
+                told(peer, self._now())
+
     def noted(self, what: str, detail: str) -> None:
         """See ``Sink``."""
         if self.code is None:

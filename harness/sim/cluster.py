@@ -378,6 +378,12 @@ class Cluster:
         if not effects or self._carry(unit, effects, 0, now):
             self._set_timer(unit, node, now)
 
+    def arriving(self, unit: SimUnit, peer: str, now: int) -> None:
+        """Part of a message of ``peer`` reached the unit; nodes that want to know have a method."""
+        told: Callable[[str, int], None] | None = getattr(unit.node, "arriving", None)
+        if told is not None:
+            told(peer, now if unit.skew is None else unit.skew.local_ns(now))
+
     # --- effects --------------------------------------------------------------------------------
 
     def _carry(self, unit: SimUnit, effects: list[Any], start: int, now: int) -> bool:

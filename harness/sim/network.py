@@ -12,6 +12,9 @@ condition when it would arrive:
   attempt to open another fails;
 * cut: the session ends once that many bytes went upstream.
 
+While a message takes long to send, the receiver is told of the parts that have come (``Host.
+arriving``), as often as a real link's: a busy link is not a silent one.
+
 A link *on demand* is dialled once whenever its dialler asks, and not again by itself.
 
 Each side has its own idea of the session. A side that gives up, or whose process dies, sends a
@@ -38,6 +41,11 @@ DATA, OPEN, ACCEPT, CLOSE = range(4)
 FRAME_BYTES = 120
 """Framing, clock and checksum of a message without a payload, about what the wire measures."""
 
+PART_NS = 100_000_000
+PART_BYTES = 1 << 14
+"""A message that is being sent shows at the other end whenever so much time has passed and so much
+of it has come; a real link cuts its messages accordingly."""
+
 HEALTHY = LinkState()
 
 
@@ -58,6 +66,10 @@ class Host(Protocol):
 
     def feed(self, unit: Any, event: Any, now: int) -> None:
         """Hand ``event`` to the unit's node, if it has one, and carry out what that asks for."""
+        ...
+
+    def arriving(self, unit: Any, peer: str, now: int) -> None:
+        """A part of a message of ``peer`` has come, the rest is under way."""
         ...
 
 
@@ -233,7 +245,33 @@ class Link:
                 self._depart(self._loop.now_ns(), queue.popleft())
             return
         delay = round(size_of(queue[0]) * 1e9 / self._rate)
-        self._loop.after(delay, self._sent, (direction, self._sending[direction]))
+        ticket = (direction, self._sending[direction])
+        self._loop.after(delay, self._sent, ticket)
+        part = max(PART_NS, round(PART_BYTES * 1e9 / self._rate))
+        if part < delay and queue[0][2] == DATA:
+            self._loop.after(part, self._part_sent, (ticket, part))
+
+    def _part_sent(self, now: int, entry: tuple[tuple[int, int], int]) -> None:
+        """Some of the frame that is being sent is on its way; no more is said of its arrival than
+        that, and nothing is drawn for it."""
+        ticket, part = entry
+        direction, number = ticket
+        if number == self._sending[direction] and self._queue[direction]:
+            self._loop.after(self._latency, self._part_came, self._queue[direction][0])
+            self._loop.after(part, self._part_sent, entry)
+
+    def _part_came(self, now: int, frame: Frame) -> None:
+        session, direction, _, _ = frame
+        state = self.state
+        silent = state.silent_up if direction == UP else state.silent_down
+        lost = silent or state.stalled or state.reset or session.lost[direction]
+        if self.attached and not lost:
+            self._soon(now, 1 - direction, self._take_part, frame)
+
+    def _take_part(self, now: int, frame: Frame) -> None:
+        session, direction, _, _ = frame
+        if self.ends[1 - direction] is session:
+            self._host.arriving(self.units[1 - direction], self.called[direction], now)
 
     def _sent(self, now: int, ticket: tuple[int, int]) -> None:
         direction, number = ticket

@@ -99,6 +99,10 @@ class EarlySink:
             self._opener.early_part(message.number, message.payload)
         self._sink.received(peer, message)
 
+    def arriving(self, peer: str) -> None:
+        """See ``Sink``."""
+        self._sink.arriving(peer)
+
     def noted(self, what: str, detail: str) -> None:
         """See ``Sink``."""
         self._sink.noted(what, detail)

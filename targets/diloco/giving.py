@@ -56,6 +56,10 @@ class Giving:
         """Its link is gone."""
         self._do(self._donating.disconnected(peer))
 
+    def arriving(self, peer: str, now_ns: int) -> None:
+        """A part of a message of a newcomer came."""
+        self._donating.arriving(peer, now_ns)
+
     def received(self, peer: str, message: Any) -> None:
         """A message of a newcomer."""
         clock = self._clock.read()

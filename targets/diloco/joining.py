@@ -147,6 +147,10 @@ class Joining:
         """The link to a donor broke, or could not be opened."""
         self._recover(self._recovery.disconnected(peer, why, self._desk.now))
 
+    def arriving(self, peer: str, now_ns: int) -> None:
+        """A part of a message of the donor came."""
+        self._recovery.arriving(peer, now_ns)
+
     def received(self, peer: str, message: Any) -> None:
         """A message of a donor."""
         clock = self._clock.read()

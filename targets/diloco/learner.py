@@ -184,6 +184,15 @@ class Learner:
             self._on_input[type(event)](event)
         return out
 
+    def arriving(self, peer: str, now_ns: int) -> None:
+        """A part of a message of ``peer`` came: it is alive, however long the rest takes."""
+        if peer.startswith(CALLER):
+            self._giving.arriving(peer, now_ns)
+        elif peer == self.syncer:
+            self._uplink.arriving(now_ns)
+        else:
+            self._joining.arriving(peer, now_ns)
+
     def deadline_ns(self) -> int | None:
         """The earliest of: the link's next look, an awaited answer, a stop, a piece of waiting."""
         if self._stopped:

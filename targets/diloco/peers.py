@@ -31,6 +31,9 @@ class _Callers:
     def received(self, peer: str, message: Message) -> None:
         self._sink.received(caller(peer), message)
 
+    def arriving(self, peer: str) -> None:
+        self._sink.arriving(caller(peer))
+
     def noted(self, what: str, detail: str) -> None:
         self._sink.noted(what, detail)
 

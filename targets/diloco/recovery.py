@@ -139,6 +139,11 @@ class Recovery:
         self._link.up = False
         return self._give_up(why, now, hang_up=False)
 
+    def arriving(self, peer: str, now: int) -> None:
+        """A part of a message of the donor came."""
+        if peer == self._donor:
+            self._link.heard_ns = now
+
     def received(self, peer: str, message: Any, now: int, clock: Clock) -> list[Effect]:
         """A message of the donor."""
         if peer != self._donor or not self.active or not self._link.up:
@@ -308,6 +313,11 @@ class Donating:
         taker = self._takers.pop(peer, None)
         self._look()
         return [] if taker is None else _dropped(taker)
+
+    def arriving(self, peer: str, now: int) -> None:
+        """A part of a message of a newcomer came."""
+        if (taker := self._takers.get(peer)) is not None:
+            taker.link.heard_ns = now
 
     def received(self, peer: str, message: Any, held: Held, now: int, clock: Clock) -> list[Effect]:
         """A message of a newcomer; ``held`` is what the learner has at this instant."""

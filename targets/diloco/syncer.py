@@ -186,6 +186,12 @@ class Syncer:
             self._on_input[type(event)](event)
         return out
 
+    def arriving(self, peer: str, now_ns: int) -> None:
+        """A part of a message of ``peer`` came: it is alive, however long the rest takes."""
+        known = self.roster.by_name.get(peer)
+        if known is not None:
+            known.link.heard_ns = now_ns
+
     def deadline_ns(self) -> int | None:
         """The earliest of: a link's next look, the grace window's end, the pull's end."""
         if self._stopped:

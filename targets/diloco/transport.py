@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hmac
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,8 @@ RETRY_S = 0.1
 OUTBOX_MESSAGES_MAX = 4096
 OUTBOX_BYTES_MIN = 64 << 20
 REFUSALS_MAX = 8
+ARRIVING_S = 0.05
+"""Of a message that is arriving in parts the sink is told at most so often."""
 METHOD = "/diloco_chaos.v1.Syncer/Exchange"
 
 _COMMON: list[tuple[str, Any]] = [
@@ -102,6 +105,10 @@ class Sink(Protocol):
 
     def received(self, peer: str, message: Message) -> None:
         """A whole, checked message of ``peer``."""
+        ...
+
+    def arriving(self, peer: str) -> None:
+        """A part of a message of ``peer``, which is not whole yet; told now and then."""
         ...
 
     def noted(self, what: str, detail: str) -> None:
@@ -322,7 +329,7 @@ class _Links:
     def _pump(self, session: _Session, frames: Iterator[bytes]) -> None:
         """Decode what arrives until the stream or the session ends."""
         decoder = Decoder(self._me.run, session.peer, session.incarnation, self._limits)
-        refusals = 0
+        refusals, tell_at = 0, 0.0
         for frame in frames:
             self.traffic.count(received=len(frame))
             try:
@@ -338,8 +345,17 @@ class _Links:
                 refusals = 0
                 if message is not None:
                     self._deliver(session, message)
+                elif (now := time.monotonic()) >= tell_at:
+                    tell_at = now + ARRIVING_S
+                    self._arriving(session)
             if session.ended.is_set():
                 return
+
+    def _arriving(self, session: _Session) -> None:
+        with self._lock_of(session.peer):
+            current = self._sessions.get(session.peer) is session
+            if current and not session.ended.is_set():
+                self._sink.arriving(session.peer)
 
     def _deliver(self, session: _Session, message: Message) -> None:
         with self._lock_of(session.peer):

@@ -48,6 +48,10 @@ class Uplink:
         """Something came over it."""
         self._link.heard_ns = self._desk.now
 
+    def arriving(self, now_ns: int) -> None:
+        """A part of a message came over it, outside any input."""
+        self._link.heard_ns = now_ns
+
     def spoke(self) -> None:
         """Something was sent over it."""
         self._link.sent_ns = self._desk.now

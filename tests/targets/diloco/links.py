@@ -33,6 +33,7 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[tuple[str, ...]] = []
         self.messages: list[Any] = []
+        self.parts: list[str] = []
 
     def connected(self, peer: str) -> None:
         self.told.append(("connected", peer))
@@ -42,6 +43,9 @@ class Recorder:
 
     def received(self, peer: str, message: Any) -> None:
         self.messages.append(message)
+
+    def arriving(self, peer: str) -> None:
+        self.parts.append(peer)
 
     def noted(self, what: str, detail: str) -> None:
         self.told.append((what, detail))

@@ -112,6 +112,9 @@ class Heard:
     def received(self, peer: str, message: Message) -> None:
         self.calls.append(("received", peer, message))
 
+    def arriving(self, peer: str) -> None:
+        self.calls.append(("arriving", peer))
+
     def noted(self, what: str, detail: str) -> None:
         self.calls.append(("noted", what, detail))
 
@@ -129,6 +132,7 @@ def test_the_sink_hears_everything_and_fragments_are_open_by_then() -> None:
     sink.received("syncer", beat)
     sink.received("learner-1", part)
     sink.received("learner-1", stray)
+    sink.arriving("syncer")
     sink.noted("frame-refused", "x")
     sink.disconnected("syncer", "why")
     assert heard.calls == [
@@ -137,6 +141,7 @@ def test_the_sink_hears_everything_and_fragments_are_open_by_then() -> None:
         ("received", "syncer", beat),
         ("received", "learner-1", part),
         ("received", "learner-1", stray),
+        ("arriving", "syncer"),
         ("noted", "frame-refused", "x"),
         ("disconnected", "syncer", "why"),
     ]
