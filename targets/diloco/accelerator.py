@@ -40,7 +40,9 @@ class StopSleeper:
     def until(self, deadline_ns: int) -> bool:
         """See :class:`Sleeper`; returns at once when the deadline has passed."""
         left_ns = deadline_ns - self._now()
-        return not self._stop.wait(max(0, left_ns) / 1e9)
+        if left_ns <= 0:  # a wait for nothing makes a lock first, between any two unpaced steps
+            return not self._stop.is_set()
+        return not self._stop.wait(left_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

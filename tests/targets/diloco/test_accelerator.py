@@ -175,3 +175,4 @@ def test_the_real_sleeper_is_woken_by_the_stop_event() -> None:
     stop.set()
     thread.join(timeout=30)
     assert answers == [False], "the sleeper did not return within 30 s of the stop"
+    assert not sleeper.until(0), "a stop is seen although there is nothing to wait for"
