@@ -190,7 +190,10 @@ def read_params(fault: Fault, given: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def _checked(value: Any, param: Param) -> tuple[Any, str]:
     if param.type is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            return value, f"is beyond what a number may be ({param.help})"
     if not isinstance(value, param.type) or (isinstance(value, bool) and param.type is not bool):
         return value, f"expected {param.type.__name__}, got {value!r} ({param.help})"
     if param.choices and value not in param.choices:

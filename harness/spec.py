@@ -8,7 +8,6 @@ runtime to judge (unit names, capabilities) is added by :mod:`harness.compose`.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from faults import FAULTS
 from faults import load as load_fault
+from harness import toml
 from harness.errors import SpecError
 from harness.mixes import MIXES
 from harness.spec_faults import MIX, read_fault, validated
@@ -86,8 +86,8 @@ def read_text(text: str, name: str, *, gates: Mapping[str, Any], base: Path | No
     draft's ``problems``.
     """
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml.loads(text)
+    except ValueError as error:
         raise SpecError(name, [f"not valid TOML: {error}"]) from error
     return read_table(raw, name, text, gates=gates, base=base)
 

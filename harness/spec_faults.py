@@ -23,6 +23,9 @@ MIX = "mix"
 SHOWN_MAX = 20
 """Problems of one trace that are listed; the rest is counted."""
 
+SHOWN_CHARS = 60
+"""Of a wrong value; a number may have hundreds of digits."""
+
 _RESERVED = ("params", "trace")
 _T = TypeVar("_T", bound=Part)
 
@@ -50,9 +53,15 @@ def describe(error: ValidationError) -> list[str]:
             lines.append(f"{where}: write it as a table, got {item['input']!r}")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            given = "" if "got " in message else f", got {item['input']!r}"
+            message = message.replace("a valid tuple", "a list").replace("dictionary", "table")
+            given = "" if "got " in message else f", got {_short(item['input'])}"
             lines.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
     return lines
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
 
 
 def read_fault(

@@ -21,7 +21,6 @@ A file is a suite when it says ``together``. Built-in ones ship in ``harness/sui
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -30,6 +29,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness import toml
 from harness.errors import SpecError
 from harness.spec_faults import describe
 from harness.spec_parts import Integer, Number
@@ -115,9 +115,9 @@ def find(name_or_path: str, gates: Mapping[str, Any]) -> Suite | None:
         return None
     try:
         given = path.read_text(encoding="utf-8")
-        if "together" not in tomllib.loads(given):
+        if "together" not in toml.loads(given):
             return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError):
         return None  # whoever reads it as an experiment says what is wrong
     return read(given, path.stem, gates, path.parent)
 
@@ -125,8 +125,8 @@ def find(name_or_path: str, gates: Mapping[str, Any]) -> Suite | None:
 def read(given: str, name: str, gates: Mapping[str, Any], base: Path | None = None) -> Suite:
     """A suite from its text. Raises :class:`SpecError` with every mistake."""
     try:
-        raw = tomllib.loads(given)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml.loads(given)
+    except ValueError as error:
         raise SpecError(name, [f"not valid TOML: {error}"]) from error
     try:
         head = _Head.model_validate(raw)

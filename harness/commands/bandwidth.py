@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -105,8 +106,10 @@ def _yours(options: argparse.Namespace) -> int:
             )
             if problems := link.problems():
                 raise SpecError("bandwidth", problems)
-            if options.gbit_s is not None and not options.gbit_s > 0:
-                raise SpecError("bandwidth", [f"--gbit-s must be positive, got {options.gbit_s}"])
+            if options.gbit_s is not None and not 0 < options.gbit_s < math.inf:
+                raise SpecError(
+                    "bandwidth", [f"--gbit-s must be positive and finite, got {options.gbit_s}"]
+                )
             at = None if options.gbit_s is None else utilization(link, options.gbit_s)
             needed = [required_gbit_s(link, t) for t in TARGETS]
             rows.append({"method": method, "bits": bits, "gbit_s": needed, "utilization": at})

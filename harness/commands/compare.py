@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from harness.errors import SpecError
 from reports.compare import as_html, as_json, as_text, compare, load
 
 
@@ -22,5 +23,9 @@ def execute(options: argparse.Namespace) -> int:
     comparison = compare(load(options.a), load(options.b))
     sys.stdout.write(as_json(comparison).decode() if options.json else as_text(comparison))
     if options.html:
-        options.html.write_bytes(as_html(comparison))
+        try:
+            options.html.write_bytes(as_html(comparison))
+        except OSError as error:
+            why = f"cannot write to {options.html}: {error.strerror or error}"
+            raise SpecError("--html", [why]) from error
     return 0 if comparison.comparable else 3

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalogue
-from harness.commands.together import known_run
+from harness.commands.together import kept, known_run
 from harness.compose import Checked, Experiment, check, compose
 from harness.errors import SpecError
 from harness.events import ControlMeasured, Measured
@@ -117,6 +117,8 @@ def named(directory: Path, checked: Checked) -> ControlMeasured:
     Raises :class:`SpecError` when there is none, or its losses are of something else.
     """
     known_run(directory)
+    if kept(directory) is not None:
+        raise SpecError("--control", [f"{directory} is a suite; name one of its runs"])
     if problems := other_losses(checked, read_history(directory).run.params):
         raise SpecError("--control", problems)
     return measured(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import secrets
 import sys
 from pathlib import Path
@@ -36,6 +37,12 @@ def execute(options: argparse.Namespace) -> int:
         for name in ("seeds", "minutes", "processes")
         if (value := getattr(options, name)) is not None and not value > 0
     ]
+    if options.minutes is not None and not math.isfinite(options.minutes):
+        problems.append(f"--minutes must be finite, got {options.minutes:g}")
+    if not 0 <= options.shrink_s < math.inf:
+        problems.append(f"--shrink-s must be finite and not negative, got {options.shrink_s:g}")
+    if options.out.exists() and not options.out.is_dir():  # a failure would be lost in the end
+        problems.append(f"--out: {options.out} is no folder")
     if problems:
         raise SpecError("fuzz", problems)
     first = secrets.randbelow(10**9) if options.first is None else options.first

@@ -57,6 +57,8 @@ def execute(options: argparse.Namespace) -> int:
     not be followed (a journal that ends early counts up to its end) or a run like this never can
     be, 2 without a tape. What was not followed at all writes nothing."""
     known_run(options.dir)
+    if options.until is not None and options.until < 0:
+        raise SpecError("--until", [f"{options.until} is no global step: they count from 0"])
     if kept(options.dir) is not None:
         raise SpecError("replay", [f"{options.dir} is a suite; name one of its runs"])
     try:

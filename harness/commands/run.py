@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import catalogue
+from harness import catalogue, toml
 from harness import suite as suites
 from harness.arrivals import spared
 from harness.commands import control, members, resuming, seeds, together
@@ -251,15 +251,16 @@ def prepare(
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
     """``["learners=8"]`` to ``{"learners": 8}``; raises :class:`SpecError` for what is no TOML."""
-    import tomllib
-
     out: dict[str, Any] = {}
     problems = []
     for item in given:
         try:
-            out |= tomllib.loads(item)
-        except tomllib.TOMLDecodeError:
+            new = toml.loads(item)
+        except ValueError:
             problems.append(f'{item!r} is not KEY=VALUE with a TOML value (text needs "quotes")')
+            continue
+        problems += [f"{name} is set twice; give one value" for name in new if name in out]
+        out |= new
     if problems:
         raise SpecError("--set", problems)
     return out

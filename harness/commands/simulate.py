@@ -54,6 +54,10 @@ def execute(options: argparse.Namespace) -> int:
     or a sweep does not show the paper's pattern."""
     if options.tape is not None and (options.sweep or options.paper):
         raise SpecError("simulate", ["--tape is of one cluster: leave --sweep and --paper out"])
+    if options.sweep and options.paper:
+        raise SpecError("simulate", ["--sweep and --paper are two tables: give one of them"])
+    if options.fit and not options.paper:
+        raise SpecError("simulate", ["--fit repeats the calibration of --paper: give that, too"])
     if options.sweep:
         from harness.commands import sweeps
 

@@ -47,7 +47,11 @@ def kept(directory: Path) -> Suite | None:
     """The suite whose directory this is; None when it is a run's or nobody's."""
     for path in sorted(directory.glob(f"*{suites.KEPT}")):
         name = path.name.removesuffix(suites.KEPT)
-        suite = suites.read(path.read_text(encoding="utf-8"), name, TOGETHER)
+        try:
+            given = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(str(path), [f"cannot be read: {error}"]) from error
+        suite = suites.read(given, name, TOGETHER)
         # The command line may have named other seeds than the suite; what was run counts.
         names = (p.name.removeprefix("seed-") for p in directory.glob("seed-*"))
         seeds = tuple(sorted(int(n) for n in names if re.fullmatch(r"-?[0-9]+", n)))

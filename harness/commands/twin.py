@@ -19,6 +19,7 @@ import msgspec
 from harness import catalogue
 from harness.commands.progress import Progress
 from harness.commands.run import parse_settings, prepare
+from harness.commands.together import known_run
 from harness.compose import Checked, check, compose
 from harness.errors import SpecError
 from harness.journal import read_journal
@@ -63,6 +64,7 @@ def execute(options: argparse.Namespace) -> int:
         live = _perform(checked, options.runtime, live_dir, quiet=quiet)
     else:
         live_dir = options.live
+        known_run(live_dir)
         live = write_reports(live_dir)
     if not _proves("live", live):
         return live.verdict.exit_status

@@ -17,6 +17,7 @@ A ring all-reduce between D data centers moves ``2 (D-1) / D`` times the model t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -62,7 +63,7 @@ class Link:
     def problems(self) -> list[str]:
         """Every impossible value, by name."""
         found = [
-            f"{name} must be positive, got {value:g}"
+            f"{name} must be positive and finite, got {value:g}"
             for name, value in (
                 ("parameters", self.parameters),
                 ("step_s", self.step_s),
@@ -72,7 +73,7 @@ class Link:
                 ("tau", self.tau),
                 ("buckets", self.buckets),
             )
-            if not value > 0
+            if not 0 < value < math.inf
         ]
         if self.datacenters < 2:
             found.append(f"datacenters must be at least 2, got {self.datacenters}")

@@ -6,6 +6,7 @@ with the durations of a live run. They come from the spec's ``[runtime_options]`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,10 +76,16 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         found = []
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, tuple) and not 0 <= value[0] <= value[1]:
-                found.append(f"{name} is {list(value)}: needs 0 <= first <= second")
-            elif isinstance(value, float) and value < 0:
-                found.append(f"{name} is {value}: must not be negative")
+            if isinstance(value, tuple) and not 0 <= value[0] <= value[1] < math.inf:
+                found.append(f"{name} is {list(value)}: needs 0 <= first <= second, both finite")
+            elif isinstance(value, float) and not 0 <= value < math.inf:
+                found.append(f"{name} is {value}: must be finite and not negative")
+            elif isinstance(value, Mapping):
+                found += [
+                    f"{name}.{unit} is {by}: must be finite"
+                    for unit, by in value.items()
+                    if not math.isfinite(by)
+                ]
         for name, allowed in (
             ("stall_heals", ("lossless", "recreate", "either")),
             ("disk", ("honest", "lying")),
@@ -98,7 +105,7 @@ def sim_options(table: Mapping[str, Any]) -> SimOptions:
     """The options in ``table``; raises :class:`SpecError` naming every mistake it can see."""
     try:
         options = msgspec.convert(dict(table), SimOptions)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, OverflowError) as error:
         raise SpecError("runtime_options", [str(error)]) from error
     problems = options.problems()
     if problems:
