@@ -182,11 +182,12 @@ def _number(name: str, params: DilocoParams) -> int:
 
 
 def _me(unit: Unit, params: DilocoParams) -> Identity:
-    from targets.diloco.transport import Identity, ping_timeout_ms
+    from targets.diloco.transport import ANSWER_TIMEOUT_MS, Identity, ping_timeout_ms
 
     config = unit.config
     patience_ms = ping_timeout_ms(params.silence_ms_max)
-    return Identity(config.run, config.unit, unit.incarnation, config.token, patience_ms)
+    answer_ms = max(patience_ms, ANSWER_TIMEOUT_MS)
+    return Identity(config.run, config.unit, unit.incarnation, config.token, patience_ms, answer_ms)
 
 
 def _tls(unit: Unit) -> Tls | None:

@@ -7,7 +7,9 @@ turn the stream into four calls on a :class:`Sink`, in order and one at a time p
 **Detection bound.** A peer that is silent (a half-open link, a frozen process) is noticed within
 :data:`DETECTION_BOUND_S` on both ends: HTTP/2 pings every :data:`KEEPALIVE_MS` must be answered
 within :data:`PING_TIMEOUT_MS`. The ping timeout is set on both ends because gRPC's keepalive
-timeout alone misses a frozen peer for a minute: its kernel still acknowledges.
+timeout alone misses a frozen peer for a minute: its kernel still acknowledges. Units, whose
+protocol watches for silence itself, leave the answer to a ping :data:`ANSWER_TIMEOUT_MS`: on a slow
+link it waits behind the data, and what arrives shows that the link works (``arriving``).
 
 **Bounds and what happens at them.** Frames are at most ``wire.FRAME_BYTES_MAX``. An outbox holds
 at most ``OUTBOX_MESSAGES_MAX`` messages and twice the layout's bytes (at least 64 MiB) of
@@ -37,6 +39,8 @@ import grpc
 
 from targets.diloco.messages import Heartbeat, Message
 from targets.diloco.wire import (
+    CHUNK_BYTES,
+    CHUNK_BYTES_MIN,
     FRAME_BYTES_MAX,
     Decoder,
     Encoder,
@@ -47,6 +51,9 @@ from targets.diloco.wire import (
 
 KEEPALIVE_MS = 1000
 PING_TIMEOUT_MS = 1000
+ANSWER_TIMEOUT_MS = 20_000
+"""``Identity.answer_timeout_ms`` of ends that watch each other by heartbeats: a frozen peer is
+their affair, and a long message in front of a ping is no reason to end a link."""
 DETECTION_BOUND_S = 2.5
 """A silent or frozen peer is noticed within this time: keepalive + ping timeout + 0.5 s for
 scheduling. The one place where the bound is stated; the protocol's own ``silence_ms_max`` (1.5 s)
@@ -57,6 +64,8 @@ RETRY_S = 0.1
 OUTBOX_MESSAGES_MAX = 4096
 OUTBOX_BYTES_MIN = 64 << 20
 REFUSALS_MAX = 8
+PART_S = 0.1
+MEASURED_BYTES_MIN = 1 << 18
 ARRIVING_S = 0.05
 """Of a message that is arriving in parts the sink is told at most so often."""
 METHOD = "/diloco_chaos.v1.Syncer/Exchange"
@@ -125,12 +134,16 @@ class Identity:
     incarnation: int
     token: str = field(repr=False)
     ping_timeout_ms: int = PING_TIMEOUT_MS
-    """How long an answer to a ping may take. On a slow link a ping waits behind the data."""
+    """After a ping, how long nothing at all may come."""
+    answer_timeout_ms: int = PING_TIMEOUT_MS
+    """How long the answer to a ping itself may take. On a slow link it waits behind the data."""
 
     def patience(self) -> list[tuple[str, Any]]:
         """The gRPC options that say so."""
-        names = ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-        return [(name, self.ping_timeout_ms) for name in names]
+        return [
+            ("grpc.keepalive_timeout_ms", self.ping_timeout_ms),
+            ("grpc.http2.ping_timeout_ms", self.answer_timeout_ms),
+        ]
 
 
 @dataclass(frozen=True)
@@ -166,6 +179,26 @@ class Traffic:
         with self._lock:
             self.bytes_in += received
             self.bytes_out += sent
+
+
+class PartSize:
+    """How large the parts of a message should be on one stream, by what the last long one took.
+
+    A part shows at the other end once it is whole, and a heartbeat waits until the one before it
+    has gone. So a part is what goes in about :data:`PART_S`; a new stream begins with the smallest.
+    A link that turns slow is found out with the next message, or given up in the middle of one.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = CHUNK_BYTES_MIN
+
+    def took(self, nbytes: int, elapsed_s: float) -> None:
+        """``nbytes`` of one message went out in ``elapsed_s``. Of little nothing can be told: the
+        buffers on the way take it."""
+        if nbytes >= MEASURED_BYTES_MIN:
+            wanted = PART_S * nbytes / max(elapsed_s, 1e-6)
+            grown = min(int(wanted), 4 * self.nbytes, CHUNK_BYTES)
+            self.nbytes = max(grown, CHUNK_BYTES_MIN)
 
 
 class Outbox:
@@ -213,8 +246,10 @@ class Outbox:
 
     def frames(self, encoder: Encoder, traffic: Traffic) -> Iterator[bytes]:
         """Frames as the stream asks for them; blocks while there is none, ends when closed."""
+        part = PartSize()
         while (message := self._take(wait=True)) is not None:
-            for frame in encoder.frames(message):
+            began = time.monotonic()
+            for frame in encoder.frames(message, part.nbytes):
                 while (urgent := self._take(wait=False)) is not None:
                     for beat in encoder.frames(urgent):
                         traffic.count(sent=len(beat))
@@ -225,6 +260,7 @@ class Outbox:
                 yield frame
             with self._changed:
                 self._bytes -= payload_bytes(message)
+            part.took(payload_bytes(message), time.monotonic() - began)
 
     def _take(self, *, wait: bool) -> Message | None:
         """The next message; without ``wait`` only an urgent one."""

@@ -2,9 +2,10 @@
 
 A frame (``diloco.proto``) is a header, a piece of payload and a CRC-32 over both. The header
 repeats who speaks: run id, sender, incarnation and vector clock. A message without a payload is
-one frame; a payload travels in parts of at most :data:`CHUNK_BYTES`, raw little-endian elements,
-never pickle. Messages other than the one being cut up may come between its parts (heartbeats do,
-so that a large fragment does not look like silence), but two payloads never interleave.
+one frame; a payload travels in parts of one size, which the first part shows, of at most
+:data:`CHUNK_BYTES`: raw little-endian elements, never pickle. Messages other than the one being
+cut up may come between its parts (heartbeats do, so that a large fragment does not look like
+silence), but two payloads never interleave.
 
 The CRC finds damage, not malice; whoever may speak at all is the business of the transport's
 token and certificates. Every way in which a frame can be wrong ends in :class:`FrameRefused`
@@ -47,6 +48,9 @@ FORMAT = 1
 
 CHUNK_BYTES = 1 << 20
 """Payload bytes per frame; gRPC is fastest at 1 to 4 MiB and half as fast at 32 MiB."""
+
+CHUNK_BYTES_MIN = 1 << 14
+"""Slow links carry smaller parts, not smaller than this, so that something arrives now and then."""
 
 FRAME_BYTES_MAX = CHUNK_BYTES + (1 << 16)
 """Longest frame: a full chunk and a generous header. gRPC itself refuses longer ones."""
@@ -139,8 +143,9 @@ class Encoder:
         self._incarnation = incarnation
         self._number = 0
 
-    def frames(self, message: Message) -> Iterator[bytes]:
-        """The frames of ``message``, made one at a time as they are asked for.
+    def frames(self, message: Message, part_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The frames of ``message``, made one at a time as they are asked for, each with
+        ``part_bytes`` of its payload (between the two bounds above).
 
         Raises ``TypeError`` for what is no message and ``ValueError`` for numbers that do not
         fit (negative ones); both are mistakes of our own.
@@ -148,7 +153,7 @@ class Encoder:
         body = _body_name(message)
         self._number += 1
         data = _view(message)
-        parts = max(1, -(-len(data) // CHUNK_BYTES))
+        parts = max(1, -(-len(data) // part_bytes))
         header = pb.Header(
             format=FORMAT,
             run=self._run,
@@ -162,10 +167,10 @@ class Encoder:
         first = pb.Header()
         first.CopyFrom(header)
         _fill(getattr(first, body), message)
-        yield _seal(first, data[:CHUNK_BYTES])
+        yield _seal(first, data[:part_bytes])
         for part in range(1, parts):
             header.part = part
-            yield _seal(header, data[part * CHUNK_BYTES : (part + 1) * CHUNK_BYTES])
+            yield _seal(header, data[part * part_bytes : (part + 1) * part_bytes])
 
 
 def _body_name(message: Message) -> str:
@@ -309,7 +314,7 @@ class Decoder:
 
     def _first(self, header: Any, chunk: bytes) -> Message | None:
         message = self._body(header)
-        self._check_parts(header, chunk, message)
+        self._check_parts(header, chunk, message, _part_bytes(header, chunk))
         payload = getattr(message, "payload", None)
         if payload is None or header.parts == 1:
             return message if payload is None else _with_data(message, chunk, header)
@@ -330,7 +335,7 @@ class Decoder:
                 f"part {header.part} where {len(assembly.chunks)} was due",
                 assembly.message,
             )
-        self._check_parts(header, chunk, assembly.message)
+        self._check_parts(header, chunk, assembly.message, len(assembly.chunks[0]))
         assembly.chunks.append(chunk)
         if len(assembly.chunks) < assembly.parts:
             return None
@@ -374,9 +379,9 @@ class Decoder:
                 "layout", f"fragment {message.fragment} of {len(known)} fragments", message
             )
 
-    def _check_parts(self, header: Any, chunk: bytes, message: Message) -> None:
+    def _check_parts(self, header: Any, chunk: bytes, message: Message, size: int) -> None:
         payload: Payload | None = getattr(message, "payload", None)
-        if header.parts != max(1, -(-header.total // CHUNK_BYTES)):
+        if header.parts != max(1, -(-header.total // size)):
             raise FrameRefused(
                 "malformed", f"{header.parts} parts for {header.total} bytes", message
             )
@@ -385,7 +390,7 @@ class Decoder:
                 raise FrameRefused("malformed", "payload on a message that has none", message)
             return
         self._check_payload(header, payload, message)
-        due = min(CHUNK_BYTES, header.total - header.part * CHUNK_BYTES)
+        due = min(size, header.total - header.part * size)
         if len(chunk) != due:
             kind: Kind = "truncated" if len(chunk) < due else "oversized"
             raise FrameRefused(
@@ -424,3 +429,10 @@ def _with_data(message: Message, data: bytes, header: Any) -> Message:
     assert isinstance(message, Push | _Fragments)
     payload = msgspec.structs.replace(message.payload, data=data)
     return msgspec.structs.replace(message, payload=payload)
+
+
+def _part_bytes(header: Any, chunk: bytes) -> int:
+    """The size of a message's parts by its first one. A size out of bounds is not believed: then
+    the longest is what the part is held against."""
+    whole = header.parts == 1
+    return CHUNK_BYTES if whole or not CHUNK_BYTES_MIN <= len(chunk) <= CHUNK_BYTES else len(chunk)

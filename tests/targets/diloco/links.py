@@ -65,11 +65,14 @@ def identity(unit: str = "learner-0", **changes: Any) -> Identity:
 
 @contextmanager
 def listening(
-    sink: Any = None, tls: Tls | None = None, learners: tuple[str, ...] = ("learner-0", "learner-1")
+    sink: Any = None,
+    tls: Tls | None = None,
+    learners: tuple[str, ...] = ("learner-0", "learner-1"),
+    me: Identity | None = None,
 ) -> Iterator[tuple[Listener, Any]]:
     """A syncer's end on a free loopback port, and its sink."""
     sink = sink or Recorder()
-    listener = Listener(identity("syncer"), LIMITS, sink, "127.0.0.1:0", learners, tls)
+    listener = Listener(me or identity("syncer"), LIMITS, sink, "127.0.0.1:0", learners, tls)
     listener.start()
     try:
         yield listener, sink

@@ -24,7 +24,7 @@ from targets.diloco.transport import (
     Tls,
     Traffic,
 )
-from targets.diloco.wire import CHUNK_BYTES, Encoder
+from targets.diloco.wire import CHUNK_BYTES, CHUNK_BYTES_MIN, Encoder
 from tests.targets.diloco.links import (
     LIMITS,
     RUN,
@@ -241,10 +241,10 @@ def test_an_outbox_is_bounded_and_lets_heartbeats_overtake() -> None:
     assert [outbox.put(Pull(n, 0, {})) for n in range(3)] == [True] * 3
     assert not outbox.put(Pull(9, 0, {}))  # too many messages
     frames = outbox.frames(Encoder(RUN, "syncer", 1), Traffic())
-    assert len(next(frames)) > CHUNK_BYTES
+    assert len(next(frames)) > CHUNK_BYTES_MIN
     assert outbox.put(beat)
     sizes = [len(next(frames)) for _ in range(5)]
-    assert sizes[0] < 1000 < CHUNK_BYTES < sizes[1]  # the heartbeat, then the second chunk
+    assert sizes[0] < 1000 < CHUNK_BYTES_MIN < sizes[1]  # the heartbeat, then the second chunk
     outbox.close()
     assert list(frames) == []
     assert outbox.put(beat)  # of no use, and no error

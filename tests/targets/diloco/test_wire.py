@@ -23,7 +23,7 @@ from targets.diloco.messages import (
     Report,
     Welcome,
 )
-from targets.diloco.wire import CHUNK_BYTES, Decoder, Encoder, FrameRefused, Limits
+from targets.diloco.wire import CHUNK_BYTES, CHUNK_BYTES_MIN, Decoder, Encoder, FrameRefused, Limits
 
 FRAGMENTS = 3
 LIMITS = Limits((4096, 64, 3 * CHUNK_BYTES))
@@ -276,6 +276,22 @@ def test_a_fragment_that_the_layout_does_not_have_is_refused() -> None:
     assert refusal(decoder(), frame).kind == "layout"
     (frame,) = encoder().frames(Fragment(0, 1, 1, Payload("f64", 8, "", b"x" * 8), {}))
     assert refusal(decoder(), frame).kind == "layout"
+
+
+def test_parts_may_be_smaller_and_must_be_alike() -> None:
+    out, target = encoder(), decoder()
+    fragment = big(size=3 * CHUNK_BYTES_MIN + 5)
+    parts = list(out.frames(fragment, CHUNK_BYTES_MIN))
+    assert len(parts) == 4
+    assert [same(m, fragment) for m in feed_all(target, parts)] == [True]
+    mixed = [
+        next(out.frames(fragment, CHUNK_BYTES_MIN)),
+        *out.frames(fragment, 2 * CHUNK_BYTES_MIN),
+    ]
+    assert target.feed(mixed[0]) is None
+    assert refusal(target, mixed[1]).kind == "order"
+    tiny = next(out.frames(fragment, CHUNK_BYTES_MIN // 2))
+    assert refusal(target, tiny).kind == "malformed"
 
 
 def test_a_part_that_is_missing_spoils_its_message_only() -> None:
