@@ -389,3 +389,19 @@ def test_notes_of_the_node_are_emitted(tmp_path: Path) -> None:
     rig = Rig(tmp_path, node)
     rig.driver.connected("p")
     assert rig.events == [said]
+
+
+def test_parts_of_a_message_are_told_to_nodes_that_want_to_know(tmp_path: Path) -> None:
+    class Listening(ScriptedNode):
+        parts: list[tuple[str, bool]]
+
+        def arriving(self, peer: str, now_ns: int) -> None:
+            self.parts.append((peer, now_ns > 0))
+
+    node = Listening()
+    node.parts = []
+    Rig(tmp_path / "a", node).driver.arriving("syncer")
+    assert node.parts == [("syncer", True)]
+    plain = ScriptedNode()
+    Rig(tmp_path / "b", plain).driver.arriving("syncer")
+    assert plain.seen == []
