@@ -365,23 +365,29 @@ def out_of_memory(history: History, window: FaultWindow, casts: Casts) -> Effect
     return exited(history, window, casts, others)
 
 
+NOTHING_BACK = "the syncer's disk gave nothing back"
+"""How the reason of a rollback begins where the disk was empty (``targets.diloco.rescue.WHY``)."""
+
+
 def state_lost(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """The unit died, and a later life of it shows that it did not find what it had written."""
     death = exited(history, window, casts)
     begin = window.asked_ns or window.executed_ns or 0
     since = death.at_ns if death is not None else begin
+    emptied = window.kind == "lose_checkpoint"
     until = min(
         (
             other.asked_ns
             for other in history.faults
             if other.unit == window.unit
-            and other.kind in STATE_KINDS
+            # Damage to an empty disk is none: it stays the trace of what emptied it.
+            and (other.kind == "lose_checkpoint" if emptied else other.kind in STATE_KINDS)
             and other.asked_ns is not None
             and other.asked_ns > begin
         ),
         default=history.end_ns,
     )
-    found = min(_traces(history, window.unit, since, until), default=None)
+    found = min(_traces(history, window.unit, since, until, emptied), default=None)
     if found is None:
         return None
     at_ns, line, says = found
@@ -398,6 +404,10 @@ def _damaged_again(history: History, window: FaultWindow) -> str:
         for lf in history.lives.get(window.unit, ())
         if lf.ready_ns is not None and lf.ready_ns > begin
     ]
+    if window.unit in history.syncers:  # one that rescues is ready long before it has a state
+        own = [m.event.t_ns for m in history.merges if m.event.unit == window.unit]
+        own += [b.event.t_ns for b in history.rolled_back if b.event.unit == window.unit]
+        ready = [t for t in own if t > begin]
     for other in history.faults:
         if other.unit != window.unit or other.kind not in STATE_KINDS or other is window:
             continue
@@ -406,10 +416,15 @@ def _damaged_again(history: History, window: FaultWindow) -> str:
     return ""
 
 
-def _traces(history: History, unit: str, since: int, until: int) -> Iterator[tuple[int, int, str]]:
-    """(instant, line, words) of what a unit shows whose durable state is gone or damaged."""
+def _traces(
+    history: History, unit: str, since: int, until: int, emptied: bool
+) -> Iterator[tuple[int, int, str]]:
+    """(instant, line, words) of what a unit shows whose durable state is gone (``emptied``) or
+    damaged; a damaged disk still gives something back."""
     for back in history.rolled_back:
         e = back.event
+        if e.why.startswith(NOTHING_BACK) and not emptied:
+            continue
         if e.unit == unit and since <= e.t_ns <= until:
             says = f"fragment {e.fragment} went from version {e.before} to {e.version}: {e.why}"
             yield e.t_ns, back.line, says

@@ -180,22 +180,24 @@ def _taken_back(history: History) -> tuple[Violations, list[str]]:
 
 
 def _damaged_by(history: History, back: Seen[RolledBack]) -> FaultWindow | None:
-    """The state fault behind a rollback: nothing was merged between the two."""
+    """The state fault behind a rollback: nothing was merged between the two.
+
+    Of several it is the newest that lost everything: what came after it found an empty disk.
+    """
     event = back.event
+    merged = [m.event.t_ns for m in history.merges if m.event.unit == event.unit]
+    since = max((t for t in merged if t < event.t_ns), default=0)
     before = [
         w
         for w in history.faults
         if w.kind in STATE_KINDS
         and w.unit == event.unit
         and w.executed_ns is not None
+        and w.executed_ns >= since
         and (w.asked_ns or w.executed_ns) <= event.t_ns
     ]
-    if not before:
-        return None
-    last = max(before, key=lambda w: w.executed_ns or 0)
-    since = last.executed_ns or 0
-    merged = (m for m in history.merges if m.event.unit == event.unit)
-    return None if any(since < m.event.t_ns < event.t_ns for m in merged) else last
+    lost = [w for w in before if w.kind == "lose_checkpoint"]
+    return max(lost or before, key=lambda w: w.executed_ns or 0, default=None)
 
 
 def _reused(history: History, death: Life) -> Violations:

@@ -31,8 +31,14 @@ from targets.diloco.params import DilocoParams
 from targets.diloco.rescue import WHY, Found, Rescue
 from targets.diloco.roster import Peer, Roster
 from targets.diloco.sessions import Sessions
+from targets.diloco.snapshots import Seam
 from targets.diloco.vector import VectorClock
 from targets.node import Desk
+
+
+def bereft(event: Started) -> bool:
+    """Whether the disk gave nothing back although an earlier life was here."""
+    return event.incarnation > 1 and not event.saved and not event.damaged
 
 
 class Steps(Protocol):
@@ -83,11 +89,13 @@ class Mending:
         """The version after the one found may have been sent to everybody: never again."""
         self.lost[fragment] = (self._committed.versions[fragment] + 2, why)
 
-    def begin(self, event: Started) -> bool:
-        """What was saved is taken over; whether steps have to wait for the worker's part of it."""
+    def begin(self, event: Started, seam: Seam | None) -> bool:
+        """What was saved is taken over; whether steps have to wait for the worker's part of it.
+        ``seam`` is what the run went on from, if it did."""
         committed = self._committed
-        if event.incarnation > 1 and not event.saved and not event.damaged:
-            self._rescue.begin(committed.versions, event.incarnation)
+        if bereft(event):
+            beyond = [f["version"] for f in seam.fragments] if seam is not None else None
+            self._rescue.begin(committed.versions, event.incarnation, beyond)
             committed.bereft = True
         if not (any(committed.versions) or self.lost or committed.bereft):
             return False

@@ -76,13 +76,16 @@ class Rescue:
         self._decided = False
         self._until = NEVER
 
-    def begin(self, first: Sequence[int], incarnation: int) -> None:
+    def begin(
+        self, first: Sequence[int], incarnation: int, beyond: Sequence[int] | None = None
+    ) -> None:
         """Nothing was saved although an earlier life was here; ``first`` are the versions of the
-        parameters with which the run began, ``incarnation`` is the syncer's own."""
+        parameters with which this life began, ``incarnation`` is the syncer's own, ``beyond`` are
+        versions that an earlier run had reached."""
         self.active = True
         self._lives = incarnation - 1
         self._first = tuple(first)
-        self._highest = list(first)
+        self._highest = list(beyond if beyond is not None else first)
 
     def due_ns(self) -> int:
         """When :meth:`decide` or :meth:`anew` should be called, whoever was heard."""

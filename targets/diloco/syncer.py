@@ -65,7 +65,7 @@ from targets.diloco.evaluation import LANE, Evaluate, Evaluations, Judged
 from targets.diloco.fragments import schedule
 from targets.diloco.grace import Pace, window
 from targets.diloco.liveness import NEVER
-from targets.diloco.mending import Mending
+from targets.diloco.mending import Mending, bereft
 from targets.diloco.messages import (
     Fragment,
     Heartbeat,
@@ -240,7 +240,9 @@ class Syncer:
             if key in event.damaged:
                 self._mending.damaged(fragment, event.damaged[key])
         lastline.repeat(self._desk, event.saved, self.params.fragments)
-        step = max(*self.committed.steps, self._snapshots.restarted(event.saved, first)) + 1
+        # Steps are not counted anew where nothing is left: the earlier run's are over all the same.
+        told = self._takeover.seam if bereft(event) else first
+        step = max(*self.committed.steps, self._snapshots.restarted(event.saved, told)) + 1
         if self._mending.lost:
             # Nor the step of a merge that is not known any more; where learners wait for merges,
             # beyond every step of theirs, so that they learn that theirs is over.
@@ -249,7 +251,7 @@ class Syncer:
         self._attempt = self._opened
         if first is not None:
             self._takeover.tell(first, self.step - 1)
-        if self._mending.begin(event):
+        if self._mending.begin(event, self._takeover.seam):
             self._not_before = NEVER
 
     def hold(self, step: int) -> None:

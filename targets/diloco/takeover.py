@@ -22,7 +22,8 @@ class Takeover:
         self._desk = desk
         self._roster = roster
         self._committed = committed
-        self._seam = seam
+        self.seam = seam
+        """What the run went on from; this life did if it is the first."""
         self.lives_before: Mapping[str, int] = {}
         """Learner to its lives in earlier runs."""
         self._in_flight: dict[str, tuple[Report | Push, ...]] = {}
@@ -30,7 +31,7 @@ class Takeover:
 
     def begin(self, event: Started) -> tuple[Seam | None, dict[str, Any] | None]:
         """The seam if this is the life that goes on from it, and what there is of earlier runs."""
-        first = self._seam if event.incarnation == 1 else None
+        first = self.seam if event.incarnation == 1 else None
         earlier = _kept(first) if first is not None else event.saved.get(SEAM)
         if earlier is not None:
             self.lives_before = earlier["lives"]

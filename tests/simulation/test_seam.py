@@ -7,6 +7,7 @@ there for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from harness.events import (
     Checkpointed,
     Merged,
     Resumed,
+    RolledBack,
     SnapshotComplete,
     Step,
 )
@@ -42,6 +44,29 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Events, Eve
         second = Run(table, 8, folder / "2", patch, first)
         assert first.violations() == second.violations() == []
         yield first.ran.events, second.ran.events
+
+
+@pytest.mark.parametrize("rescued_before", [False, True])
+def test_a_resumed_run_that_loses_all_of_it_gives_no_number_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rescued_before: bool
+) -> None:
+    """The disk and every learner at once: the seam is all that the syncer knows of earlier runs,
+    whose own rescue began at a round number as this one does."""
+    names = [f"learner-{i}" for i in range(4)]
+    faults = [
+        {"kind": "lose_checkpoint", "where": ["syncer"], "at_s": 5},
+        {"kind": "kill", "where": names, "at_s": 5},
+    ]
+    settings: dict[str, Any] = {"duration_s": 15, "quiet_tail_s": 8, "checkpoint_every": 12}
+    first = experiment(*(faults if rescued_before else ()), **settings)
+    earlier = Run(first, 8, tmp_path / "1", monkeypatch)
+    resumed = Run(experiment(*faults, **settings), 8, tmp_path / "2", monkeypatch, earlier)
+    assert earlier.violations() == resumed.violations() == []
+    (seam,) = resumed.of(Resumed, SYNCER)
+    backs = resumed.of(RolledBack)
+    assert len(backs) == 4
+    assert all(b.version > seam.versions[b.fragment] for b in backs)
+    assert all(m.clock > seam.marker for m in resumed.of(Merged))
 
 
 def spoilt(events: Events, kind: type, spoil: Spoil, number: int | None = None) -> History:

@@ -11,8 +11,9 @@ from msgspec import structs
 from harness.events import FaultEnded, FaultExecuted, Merged, RolledBack, Step, UnitExited
 from harness.journal import JournalText
 from reports.build import analyse
+from reports.effects import NOTHING_BACK
 from reports.history import fold
-from targets.diloco.rescue import EPOCH
+from targets.diloco.rescue import EPOCH, WHY
 from tests.simulation.helpers import Story, experiment, fault
 
 DAMAGE = ("corrupt_checkpoint", "torn_write")
@@ -79,6 +80,39 @@ def test_what_nobody_who_is_there_holds_is_not_made_up_for_and_comes_back_as_old
     assert len(seen) == len(set(seen))
     late = [m for m in story.of(Merged) if m.t_ns > story.when("f5", FaultExecuted) + 14 * S]
     assert any(c.unit == "learner-0" for m in late for c in m.contributions)
+
+
+LEARNERS = [f"learner-{i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.4, 0.7])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_emptied_the_disk_stays_the_cause_until_a_life_has_a_state(
+    kind: str, after_s: float
+) -> None:
+    """Whatever comes upon the empty disk damages nothing, and takes no excuse away."""
+    everybody = {**fault("kill", "", 6.1), "where": LEARNERS}
+    lost = fault("lose_checkpoint", "syncer", 6)
+    story = Story(experiment(lost, everybody, fault(kind, "syncer", 6 + after_s)))
+    assert story.violations() == []
+    answers = {a.check.name: a.finding for a in story.analysis.answers}
+    assert answers["nothing-lost"].valid is True
+    assert "(f1)" in answers["nothing-lost"].why
+    effects = {f.window.fault: f.effect for f in story.analysis.facts}
+    assert effects["f1"] is not None
+    assert "gave nothing back" in effects["f1"].how
+    assert effects["f3"] is None
+
+
+def test_of_two_losses_before_a_life_has_a_state_the_second_is_the_one_that_shows() -> None:
+    everybody = {**fault("kill", "", 6.1), "where": LEARNERS}
+    losses = [fault("lose_checkpoint", "syncer", at) for at in (6, 6.7)]
+    story = Story(experiment(*losses, everybody))
+    facts = {f.window.fault: f for f in story.analysis.facts}
+    assert facts["f2"].effect is not None
+    assert facts["f1"].effect is None
+    answers = {a.check.name: a.finding.why for a in story.analysis.answers}
+    assert "f2 came before what was damaged could be read" in answers["faults-real"]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -148,3 +182,7 @@ def test_only_what_was_asked_for_excuses_a_lost_version() -> None:
         structs.replace(e, before=e.before - 1) if isinstance(e, RolledBack) else e for e in events
     ]
     assert lost_says(further) is False, "one damage costs one version and no more"
+
+
+def test_reports_know_how_a_rollback_says_that_the_disk_was_empty() -> None:
+    assert WHY == NOTHING_BACK
