@@ -21,6 +21,7 @@ import harness.sim.cluster
 import reports.ledger
 import reports.tokens
 import targets.diloco.grace
+import targets.diloco.pulling
 import targets.diloco.syncer
 import targets.diloco.work
 from faults.holds import NEUTRAL, Holds
@@ -90,12 +91,12 @@ def _effects(patch: Patch, kind: type, change: Callable[[Any, Any, list[Any]], l
 
 def _expecting(patch: Patch, **changed: Any) -> None:
     """Admission decides with some of its facts replaced."""
-    sound = targets.diloco.syncer.admit  # type: ignore[attr-defined]
+    sound = targets.diloco.pulling.admit  # type: ignore[attr-defined]
 
     def admit(push: Push, want: Expected) -> tuple[bool, str]:
         return sound(push, structs.replace(want, **changed))
 
-    patch.setattr(targets.diloco.syncer, "admit", admit)
+    patch.setattr(targets.diloco.pulling, "admit", admit)
 
 
 # --- the syncer's protocol ----------------------------------------------------------------------
@@ -118,7 +119,7 @@ def _(patch: Patch) -> None:
 
     def settle(self: Any) -> None:
         params = self.params
-        if self._admitted:
+        if self._pull.admitted:
             self.params = replace(params, quorum=1)
         try:
             sound(self)
@@ -173,12 +174,12 @@ def _(patch: Patch) -> None:
 
 @mutant("weight-not-squared", "a contribution weighs c_tokens / c_steps", "quorum")
 def _(patch: Patch) -> None:
-    patch.setattr(targets.diloco.syncer, "weight", lambda tokens, steps: tokens / steps)
+    patch.setattr(targets.diloco.pulling, "weight", lambda tokens, steps: tokens / steps)
 
 
 @mutant("weight-not-divided", "a contribution weighs c_tokens^2", "quorum")
 def _(patch: Patch) -> None:
-    patch.setattr(targets.diloco.syncer, "weight", lambda tokens, steps: float(tokens**2))
+    patch.setattr(targets.diloco.pulling, "weight", lambda tokens, steps: float(tokens**2))
 
 
 @mutant(
@@ -276,19 +277,19 @@ def _(patch: Patch) -> None:
     sound = Syncer._lose
 
     def lose(self: Any, peer: Any, why: str) -> None:
-        was = self._pending.get(peer.name)
-        sound_pending = dict(self._pending)
+        was = self._pull.pending.get(peer.name)
+        sound_pending = dict(self._pull.pending)
         sound_pending.pop(peer.name, None)
-        self._pending, kept = sound_pending, self._pending
+        self._pull.pending, kept = sound_pending, self._pull.pending
         sound(self, peer, why)
         if was is not None:
-            self._pending = kept
+            self._pull.pending = kept
 
     patch.setattr(Syncer, "_lose", lose)
     sound_tick = Syncer._tick
 
     def tick(self: Any, event: Any) -> None:
-        self._pull_until = 1 << 62
+        self._pull.until = 1 << 62
         sound_tick(self, event)
 
     patch.setattr(Syncer, "_tick", tick)

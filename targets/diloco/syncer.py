@@ -20,9 +20,9 @@ Rules of this file:
   ``merged_through`` fences off steps that were merged but whose broadcast the learner missed.
 * Learners are walked in name order; nothing iterates over a set.
 
-Its parts: sessions with learners (``sessions``), what is committed and durable (``committed``,
-``lastline``), a disk that gave back less than was saved (``mending``), checkpoints (``snapshots``)
-and an earlier run's (``takeover``).
+Its parts: sessions with learners (``sessions``), a pull (``pulling``), what is committed and
+durable (``committed``, ``lastline``), a disk that gave back less than was saved (``mending``),
+checkpoints (``snapshots``) and an earlier run's (``takeover``).
 
 The drivers write UnitStarted and UnitReady; everything else a syncer has to say is here.
 """
@@ -40,7 +40,6 @@ from harness.events import (
     Merged,
     UnitEnded,
     UnitNote,
-    UpdateRefused,
 )
 from targets.base import (
     Connected,
@@ -59,7 +58,7 @@ from targets.base import (
     WorkFailed,
 )
 from targets.diloco import lastline
-from targets.diloco.admission import Expected, admit, quorum, refusal
+from targets.diloco.admission import quorum, refusal
 from targets.diloco.committed import Committed
 from targets.diloco.evaluation import LANE, Evaluate, Evaluations, Judged
 from targets.diloco.fragments import schedule
@@ -72,11 +71,9 @@ from targets.diloco.messages import (
     Hello,
     KeepPart,
     Merge,
-    MergeInput,
     MergeResult,
     NeedState,
     PartSaved,
-    Pull,
     Push,
     ReadAll,
     Recommit,
@@ -86,12 +83,12 @@ from targets.diloco.messages import (
     SnapshotsKept,
 )
 from targets.diloco.params import DilocoParams
+from targets.diloco.pulling import Pulling
 from targets.diloco.roster import UNKNOWN, Peer, Roster
 from targets.diloco.sessions import Sessions
 from targets.diloco.snapshots import Seam, Snapshots
 from targets.diloco.takeover import Takeover
 from targets.diloco.vector import VectorClock
-from targets.diloco.weighting import weight
 from targets.node import Desk
 
 NO_SPACE = "[Errno 28]"
@@ -130,7 +127,6 @@ class Syncer:
         """The open global step t."""
         self.phase = Phase.COLLECT
         self.pace = Pace(params.ema_alpha, params.tau)
-        self._elements = tuple(elements)
         self._schedule = schedule(params.fragments, params.sync_every)
         shares = elements or [1] * params.fragments
         self._evaluations = Evaluations(params.evaluate_every, shares)
@@ -149,15 +145,7 @@ class Syncer:
         self._quorum_at = self._grace_until = self._grace_limit = 0
         self._closed = 0
         self._why = ""
-        # The attempt's pull: who was asked and has not answered, whose push was admitted.
-        self._request = 0
-        self._fragment = 0
-        self._pull_until = NEVER
-        self._pending: dict[str, Peer] = {}
-        self._admitted: dict[str, tuple[Push, int]] = {}
-        self._answered: dict[str, Peer] = {}
-        self._empty = 0
-        self._excluded: dict[str, str] = {}
+        self._pull = Pulling(desk, params, roster, clock, committed, self._sessions, elements)
         self._job: Merge | None = None
         self._on_input: dict[type[Any], Callable[[Any], None]] = {
             Started: self._started,
@@ -198,7 +186,7 @@ class Syncer:
             return None
         due = self._links_due
         if self.phase is Phase.PULL:
-            other = self._pull_until
+            other = self._pull.until
         elif self.phase is Phase.GRACE:
             other = self._grace_until
         elif self.phase is Phase.COLLECT and self._not_before > self._desk.now:
@@ -214,10 +202,10 @@ class Syncer:
     def pending(self) -> str:
         """What the open step is waiting for, as a sentence."""
         if self.phase is Phase.PULL:
-            names = ", ".join(self._pending)
-            return f"step {self.step} waits for fragment {self._fragment} from {names}"
+            names = ", ".join(self._pull.pending)
+            return f"step {self.step} waits for fragment {self._pull.fragment} from {names}"
         if self.phase is Phase.MERGE:
-            return f"step {self.step} waits for the merge of fragment {self._fragment}"
+            return f"step {self.step} waits for the merge of fragment {self._pull.fragment}"
         if rescue := self._mending.pending():
             return rescue
         training = self.roster.training()
@@ -228,7 +216,7 @@ class Syncer:
 
     def _started(self, event: Started) -> None:
         self._desk.incarnation = event.incarnation
-        self._request = event.incarnation << 32  # never an id of an earlier life
+        self._pull.begin(event.incarnation)
         first, earlier = self._takeover.begin(event)
         for fragment in range(self.params.fragments):
             key = f"fragment/{fragment}"
@@ -273,10 +261,8 @@ class Syncer:
     def _tick(self, event: Tick) -> None:
         if self._desk.now >= self._links_due:
             self._look_at_links()
-        if self.phase is Phase.PULL and self._desk.now >= self._pull_until:
-            for name in self._pending:
-                self._excluded[name] = f"late: no push within {self.params.pull_ms_max} ms"
-            self._pending.clear()
+        if self.phase is Phase.PULL and self._desk.now >= self._pull.until:
+            self._pull.late()
             self._settle()
         if self._desk.now >= self._mending.due:
             self._mending.tick()
@@ -308,10 +294,8 @@ class Syncer:
         peer.end_session(f"no link: {why}")
         self._mending.gone(peer)
         self._desk.out += self._snapshots.lost(peer.name, f"no link: {why}")
-        if self._pending.pop(peer.name, None) is not None:
-            self._excluded[peer.name] = f"link lost while its fragment was pulled: {why}"
-            if not self._pending:
-                self._settle()
+        if self._pull.lost(peer, why) and not self._pull.pending:
+            self._settle()
 
     def _look_at_links(self) -> None:
         for peer in self.roster.peers:
@@ -346,7 +330,7 @@ class Syncer:
             if handler is not None:
                 handler(peer, message)
         elif kind is Push:
-            self._refuse(peer.name, message, f"fenced: no session with it ({peer.away})")
+            self._pull.refuse(peer.name, message, f"fenced: no session with it ({peer.away})")
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
         if not self._sessions.hello(peer, hello):
@@ -431,103 +415,27 @@ class Syncer:
             self._open(self.step + 1)
             self._cut()
             return
-        self._fragment = fragment
-        self._request += 1
-        self._pull_until = self._desk.now + self.params.pull_ms_max * 1_000_000
-        self._admitted = {}
-        self._answered = {}
-        self._empty = 0
-        self._excluded = {}
-        self._pending = {}
         self.phase = Phase.PULL
-        pull = Pull(self._request, fragment, self._clock.read())
-        for peer in self.roster.peers:
-            if peer.fresh:
-                peer.fresh = False
-                self._pending[peer.name] = peer
-                self._sessions.send(peer, pull)
-            elif peer.training:
-                self._excluded[peer.name] = f"no report since step {self.step} opened"
-            else:
-                self._excluded[peer.name] = peer.away
+        self._pull.ask(self.step, fragment)
 
     # --- pulling and merging --------------------------------------------------------------------
 
     def _push(self, peer: Peer, push: Push) -> None:
-        p = push.fragment
-        if push.request == self._request and peer.name in self._answered:
-            self._refuse(peer.name, push, f"duplicate: request {push.request} was answered before")
-            return
-        if self.phase is not Phase.PULL or push.request != self._request:
-            why = f"late: answers request {push.request}, which is closed"
-            if push.incarnation != peer.incarnation:
-                why = f"fenced: from life {push.incarnation}, the learner lives {peer.incarnation}"
-            self._refuse(peer.name, push, why)
-            return
-        if self._pending.pop(peer.name, None) is None:
-            self._refuse(peer.name, push, f"late: it was not asked in request {push.request}")
-            return
-        self._answered[peer.name] = peer
-        if push.incarnation == peer.incarnation and push.c_steps == 0:
-            self._excluded[peer.name] = f"no step since it adopted fragment {p}"
-            self._empty += 1
-        else:
-            self._judge(peer, push)
-        if not self._pending:
+        if self._pull.came(peer, push, self.phase is Phase.PULL) and not self._pull.pending:
             self._settle()
             self._advance()
 
-    def _judge(self, peer: Peer, push: Push) -> None:
-        p = self._fragment
-        admitted, why = admit(
-            push,
-            Expected(
-                incarnation=peer.incarnation,
-                request=self._request,
-                fragment=p,
-                step=self.step,
-                version=self.committed.versions[p],
-                committed=self.committed.steps[p],
-                merged_through=peer.merged_through[p],
-                stale_limit=self.params.stale_limit,
-                elements=self._elements[p] if self._elements else None,
-                floor=self.committed.floor[p],
-            ),
-        )
-        if admitted:
-            self._admitted[peer.name] = (push, self._desk.now - self._closed)
-            return
-        self._excluded[peer.name] = f"refused: {why}"
-        self._refuse(peer.name, push, why)
-        if why.startswith(("stale", "duplicate")):
-            peer.wanted.add(p)
-            self._sessions.read_for(peer)
-
-    def _refuse(self, sender: str, push: Push, why: str) -> None:
-        self._desk.note(
-            UpdateRefused,
-            sender=sender,
-            sender_incarnation=push.incarnation,
-            fragment=push.fragment,
-            step=push.step,
-            why=why,
-        )
-
     def _settle(self) -> None:
         """Nobody is left to wait for: merge what came, or collect anew when it is too little."""
-        if len(self._admitted) < self.params.quorum:
-            able = self.params.learners - self._empty
+        if len(self._pull.admitted) < self.params.quorum:
+            able = self.params.learners - self._pull.empty
             if self.params.blocking and able < self.params.quorum:
                 self._nothing_new()
             else:
                 self._retry("too few fragments came")
             return
-        inputs = tuple(
-            MergeInput(name, weight(push.c_tokens, push.c_steps), push.payload, push.base_version)
-            for name, (push, _) in sorted(self._admitted.items())
-        )
-        p = self._fragment
-        self._job = Merge(self.step, p, self.committed.versions[p] + 1, inputs)
+        p = self._pull.fragment
+        self._job = Merge(self.step, p, self.committed.versions[p] + 1, self._pull.inputs())
         self.phase = Phase.MERGE
         self._desk.out.append(Work(self._job))
 
@@ -536,7 +444,8 @@ class Syncer:
         for this merge. It happens after a rollback. The step is closed without one, which lets
         them go on, and what was trained is merged with the next.
         """
-        detail = f"step {self.step}: {self._empty} learners adopted fragment {self._fragment} last"
+        pull = self._pull
+        detail = f"step {self.step}: {pull.empty} learners adopted fragment {pull.fragment} last"
         self._desk.note(UnitNote, what="nothing-to-merge", detail=detail)
         self._open(self.step + 1)
         self._cut()
@@ -551,11 +460,11 @@ class Syncer:
         a refused learner would be asked again at once, for ever. Where learners wait for the
         merge no new report will come, so there everybody is asked again after a pause.
         """
-        detail = "; ".join(f"{name}: {said}" for name, said in sorted(self._excluded.items()))
+        detail = "; ".join(f"{name}: {said}" for name, said in sorted(self._pull.excluded.items()))
         self._desk.note(
             UnitNote, what="collect-again", detail=f"step {self.step}: {why} ({detail})"
         )
-        for name in self._admitted:
+        for name in self._pull.admitted:
             peer = self.roster.by_name[name]
             peer.fresh = peer.fresh or peer.training
         self._job = None
@@ -604,9 +513,9 @@ class Syncer:
             return
         if isinstance(event.job, Merge):
             self._desk.note(UnitNote, what="merge-failed", detail=event.why)
-            for name in self._admitted:
-                self._excluded[name] = f"the merge failed: {event.why}"
-            self._admitted = {}
+            for name in self._pull.admitted:
+                self._pull.excluded[name] = f"the merge failed: {event.why}"
+            self._pull.admitted = {}
             self._retry("the merge failed")
             self._advance()
             return
@@ -631,10 +540,10 @@ class Syncer:
 
     def _merged(self, job: Merge, result: MergeResult) -> None:
         for name, why in sorted(result.poisoned.items()):
-            push, _ = self._admitted.pop(name)
+            push, _ = self._pull.admitted.pop(name)
             reason = refusal(why)
-            self._excluded[name] = f"refused: {reason}"
-            self._refuse(name, push, reason)
+            self._pull.excluded[name] = f"refused: {reason}"
+            self._pull.refuse(name, push, reason)
             if reason.startswith("stale"):
                 self._sessions.send_whole(self.roster.by_name[name], job.fragment)
         if result.payload is None:
@@ -648,7 +557,7 @@ class Syncer:
             self._desk,
             self.params.quorum,
             contributions,
-            self._excluded,
+            self._pull.excluded,
             self._why,
             result.rule,
         )
@@ -667,7 +576,7 @@ class Syncer:
             version=job.version,
             quorum=self.params.quorum,
             contributions=contributions,
-            excluded=self._excluded,
+            excluded=self._pull.excluded,
             reason=self._why,
             quorum_ns=self._quorum_at - self._opened,
             grace_ns=self._closed - self._quorum_at,
@@ -713,9 +622,9 @@ class Syncer:
         self.committed.versions[p] = job.version
         self.committed.steps[p] = job.clock
         weights = {given.unit: given.weight for given in job.inputs}
-        self._evaluations.merged(p, sum(push.c_tokens for push, _ in self._admitted.values()))
+        self._evaluations.merged(p, sum(push.c_tokens for push, _ in self._pull.admitted.values()))
         contributions = []
-        for name, (push, pull_ns) in sorted(self._admitted.items()):
+        for name, (push, pull_ns) in sorted(self._pull.admitted.items()):
             peer = self.roster.by_name[name]
             if push.incarnation == peer.incarnation:  # else a newer life said hello meanwhile
                 peer.merged_through[p] = push.step

@@ -960,7 +960,9 @@ def test_a_learner_that_took_a_donors_state_is_sent_whole_fragments_first() -> N
     s.do(WorkDone(read, m.AllFragments((m.Payload("f32", 32, "v1"),))))
     assert s.sent(m.Fragment)["learner-1"].payload.dtype == "f32"
     # Not training yet: nothing but whole fragments, whatever it was sent before.
-    s.push(0, m.Pull(s.syncer._request, 0, {}), since_step=1, step=2, base_version=1, base_clock=1)
+    s.push(
+        0, m.Pull(s.syncer._pull.request, 0, {}), since_step=1, step=2, base_version=1, base_clock=1
+    )
     (job,) = s.jobs(m.Merge)
     change(s, job)
     assert list(s.sent(m.Fragment)) == ["learner-0"]
