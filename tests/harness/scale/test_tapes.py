@@ -108,6 +108,18 @@ def test_impossible_tapes(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("there", ["spec.toml", "spec.csv"])
+def test_no_file_is_overwritten(
+    there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run's directory holds a spec.toml."""
+    (tmp_path / there).write_text("kept")
+    told = ["simulate", "--tape", str(tmp_path / "spec.toml"), "--tape-minutes", "5"]
+    assert main(told) == 2
+    assert f"{tmp_path / there} would be overwritten" in capsys.readouterr().err
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(there, "kept")]
+
+
 def test_training_on_the_tape_has_its_goodput(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
