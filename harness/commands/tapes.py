@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ from harness.scale.tapes import TAIL_S, Excerpt, excerpt, experiment, trace
 def execute(cluster: Cluster, seed: int, path: Path, minutes: float, *, as_json: bool) -> int:
     """Write the experiment and its trace; say what goodput it should have, and whose.
 
-    Raises :class:`SpecError` for what cannot be simulated, trained or written, and for a file that is
-    there already: it may be the only copy of a finished run's spec.
+    Raises :class:`SpecError` for what cannot be simulated, trained or written, and for a file that
+    is there already: it may be the only copy of a finished run's spec.
     """
     if path.suffix != ".toml":
         raise SpecError("simulate --tape", [f"{path} must end in .toml"])
@@ -26,11 +27,11 @@ def execute(cluster: Cluster, seed: int, path: Path, minutes: float, *, as_json:
     except ValueError as error:
         raise SpecError("simulate --tape", str(error).split("; ")) from error
     beside = path.with_suffix(".csv")
-    taken = [str(place) for place in (path, beside) if place.exists() or place.is_symlink()]
-    if taken:
-        why = f"{' and '.join(taken)} would be overwritten; name another file"
-        raise SpecError("simulate --tape", [why])
     try:
+        taken = [str(place) for place in (path, beside) if os.path.lexists(place)]
+        if taken:
+            why = f"{' and '.join(taken)} would be overwritten; name another file"
+            raise SpecError("simulate --tape", [why])
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(trace(found), encoding="utf-8")
         path.write_text(to_toml(experiment(found, beside.name), _remarks(found)), encoding="utf-8")
