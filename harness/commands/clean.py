@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
+from harness.fuzz.scratch import abandoned
 from harness.leftovers import Undone, clean, expired
 from harness.needs import docker_socket
 from harness.runtimes.places import state_dir
@@ -40,14 +42,26 @@ def _expired_on_the_engine() -> list[Undone]:
         engine.close()
 
 
+def _removed(folder: Path) -> Undone:
+    """Remove what a search left behind that was killed."""
+    done = Undone("fuzz")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        done.problems.append(f"{type(error).__name__}: {error}")
+    else:
+        done.removed.append(f"directory {folder}")
+    return done
+
+
 def execute(options: argparse.Namespace) -> int:
     """Undo every run without an owner. Exits 4 when something could not be removed."""
     if options.dry_run:
-        runs = list(expired(state_dir()))
+        runs = [*expired(state_dir()), *map(str, abandoned())]
         text = json.dumps({"expired": runs}) if options.json else "\n".join(runs) or "nothing"
         sys.stdout.write(text + "\n")
         return 0
-    results = clean(state_dir())
+    results = clean(state_dir()) + [_removed(folder) for folder in abandoned()]
     if not docker_missing():
         results += _expired_on_the_engine()
     if options.json:

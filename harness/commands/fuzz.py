@@ -7,12 +7,16 @@ import json
 import math
 import secrets
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 
-from harness.errors import SpecError
+from harness.errors import Interrupted, SpecError
 from harness.fuzz.campaign import Failure, minimal, search
+from harness.fuzz.ending import stoppable
+from harness.fuzz.scratch import scratch
 from harness.fuzz.write import write_experiment
 from reports.violations import judge
 
@@ -31,7 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Search. Exits 0 when every seed kept every promise, 1 at a broken one, which is shrunk and
-    written as an experiment file that fails the same way."""
+    written as an experiment file that fails the same way. Raises ``Interrupted`` when it was asked
+    to stop, after it told what it had found so far."""
     problems = [
         f"--{name} must be positive, got {value:g}"
         for name in ("seeds", "minutes", "processes")
@@ -49,21 +54,43 @@ def execute(options: argparse.Namespace) -> int:
     seeds = options.seeds or (None if options.minutes else 200)
     say = Console(stderr=options.json, highlight=False)
     say.print(f"seeds from {first}; repeat with: {_again(options, first)}", soft_wrap=True)
-    tried, seconds, failure = 0, 0.0, None
-    with say.status("fuzzing") as status:
-        for progress in search(
-            judge,
-            first=first,
-            seeds=seeds,
-            seconds=options.minutes * 60 if options.minutes else None,
-            processes=options.processes,
-        ):
-            tried, seconds, failure = progress.seeds, progress.seconds, progress.failure
-            status.update(f"fuzzing: {tried} seeds in {seconds:.0f} s")
-        if failure is not None:
-            status.update(f"seed {failure.seed} breaks {failure.check}; shrinking")
-            failure = minimal(failure, judge, seconds=options.shrink_s)
-    return _said(options, tried, seconds, failure)
+    so_far = Found()
+    try:
+        with stoppable(), scratch(), say.status("fuzzing") as status:
+            _search(options, first, seeds, so_far, status)
+    except Interrupted as stopped:
+        _said(options, so_far, stopped)
+        raise
+    return _said(options, so_far)
+
+
+@dataclass
+class Found:
+    """What is known of a search so far."""
+
+    seeds: int = 0
+    seconds: float = 0.0
+    failure: Failure | None = None
+    shrunk: bool = False
+
+
+def _search(
+    options: argparse.Namespace, first: int, seeds: int | None, found: Found, status: Status
+) -> None:
+    for progress in search(
+        judge,
+        first=first,
+        seeds=seeds,
+        seconds=options.minutes * 60 if options.minutes else None,
+        processes=options.processes,
+    ):
+        found.seeds, found.seconds = progress.seeds, progress.seconds
+        found.failure = progress.failure
+        status.update(f"fuzzing: {found.seeds} seeds in {found.seconds:.0f} s")
+    if found.failure is not None:
+        status.update(f"seed {found.failure.seed} breaks {found.failure.check}; shrinking")
+        found.failure = minimal(found.failure, judge, seconds=options.shrink_s)
+        found.shrunk = True
 
 
 def _again(options: argparse.Namespace, first: int) -> str:
@@ -75,25 +102,32 @@ def _again(options: argparse.Namespace, first: int) -> str:
     return command
 
 
-def _said(options: argparse.Namespace, tried: int, seconds: float, failure: Failure | None) -> int:
-    found: dict[str, object] = {"seeds": tried, "seconds": round(seconds, 1), "failure": None}
-    lines = [f"{tried} seeds in {seconds:.0f} s: every promise was kept"]
+def _said(options: argparse.Namespace, found: Found, stopped: Interrupted | None = None) -> int:
+    failure, so_far = found.failure, " so far" if stopped else ""
+    told: dict[str, object] = {
+        "seeds": found.seeds,
+        "seconds": round(found.seconds, 1),
+        "failure": None,
+        "interrupted": None if stopped is None else stopped.signal_number,
+    }
+    lines = [f"{found.seeds} seeds in {found.seconds:.0f} s: every promise was kept{so_far}"]
     if failure is not None:
         path = options.out / f"fuzz-{failure.check}-{failure.seed}.toml"
         broken = f"{failure.check}: {failure.why}"
         again = write_experiment(path, failure.table, failure.seed, remarks=[broken])
         faults = len(failure.table.get("fault", []))
+        size = f"{faults} fault{'s' if faults != 1 else ''}"
         lines = [
             f"seed {failure.seed} breaks {failure.check}: {failure.why}",
-            f"shrunk to {faults} fault{'s' if faults != 1 else ''}: {path}",
+            f"shrunk to {size}: {path}" if found.shrunk else f"not shrunk, {size}: {path}",
             f"repeat with: {again}",
         ]
-        found["failure"] = {
+        told["failure"] = {
             "seed": failure.seed,
             "check": failure.check,
             "why": failure.why,
             "experiment": str(path),
             "repeat": again,
         }
-    sys.stdout.write((json.dumps(found) if options.json else "\n".join(lines)) + "\n")
+    sys.stdout.write((json.dumps(told) if options.json else "\n".join(lines)) + "\n")
     return 0 if failure is None else 1

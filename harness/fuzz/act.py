@@ -7,7 +7,6 @@ nodes themselves, because a journal only shows what happened and not what was mi
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import harness.runner
 from harness.compose import check, compose
 from harness.events import AnyEvent, TailEnded
+from harness.fuzz.scratch import scratch
 from harness.journal import MemoryJournal
 from harness.rundir import RunDir
 from harness.runtimes.simulated import SimulatedRuntime
@@ -24,8 +24,6 @@ from harness.spec import read_table
 
 Table = Mapping[str, Any]
 """An experiment as TOML would give it."""
-
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ def perform(table: Table, seed: int, name: str = "fuzz") -> Ran:
     draft = read_table({**table, "runtime": "simulated"}, name, "", gates={})
     checked = check(draft, seed)
     # Where units' logs would go, if one of them crashed.
-    folder = Path(tempfile.mkdtemp(prefix="diloco-", dir=_MEMORY if _MEMORY.is_dir() else None))
-    try:
+    with scratch() as base, tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as at:
+        folder = Path(at)
         experiment = compose(checked, run=name, directory=folder)
         events: list[AnyEvent] = []
         pending: dict[str, str] = {}
@@ -60,5 +58,3 @@ def perform(table: Table, seed: int, name: str = "fuzz") -> Ran:
         journal = MemoryJournal()
         harness.runner.run(experiment, RunDir(folder), observer=observe, journal=journal)
         return Ran(tuple(events), journal.data, pending)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

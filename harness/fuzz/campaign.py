@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from harness.errors import ChaosError
 from harness.fuzz.act import Ran, perform
 from harness.fuzz.draw import draw
+from harness.fuzz.ending import deaf, end_with_parent
+from harness.fuzz.scratch import adopt, scratch
 from harness.fuzz.shrink import shrink
 
 AUDIT_EVERY = 20
@@ -111,15 +113,20 @@ def search(
 
     Ends after ``seeds`` of them, after ``seconds``, or at the first failure: the one with the
     lowest seed among the batches then under way, so that the answer does not depend on timing
-    more than it must. Yields after every batch.
+    more than it must. Yields after every batch: the last one has the failure, if any, and one
+    before it may have another.
     """
     began = time.monotonic()
     batches = _batches(first, seeds)
     done = 0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool, _ended_when_left():
+    with (
+        scratch() as folder,
+        ProcessPoolExecutor(processes, context, _worker, (folder,)) as pool,
+        _ended_when_left(),
+    ):
         workers = processes or multiprocessing.cpu_count()
-        with _deaf():
+        with deaf():
             running = {
                 pool.submit(_batch, judge, batch)
                 for batch in itertools.islice(batches, 2 * workers)
@@ -138,22 +145,14 @@ def search(
             else:
                 fresh = itertools.islice(batches, len(finished))
                 running |= {pool.submit(_batch, judge, batch) for batch in fresh}
-            if not failures or running:
-                yield Progress(done, time.monotonic() - began)
-        if failures:
-            worst = min(failures, key=lambda f: f.seed)
+            worst = min(failures, key=lambda f: f.seed, default=None)
             yield Progress(done, time.monotonic() - began, worst)
 
 
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that are begun meanwhile never hear SIGINT: a terminal sends it to them as well,
-    and each would print where it was. This one hears it afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _worker(folder: Path) -> None:
+    """Begin a worker of the search that made ``folder``."""
+    end_with_parent()
+    adopt(folder)
 
 
 @contextmanager
