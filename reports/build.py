@@ -155,6 +155,7 @@ def _goodput(history: History, ledger: Ledger, tokens: Tokens) -> schema.Goodput
                 for f in tokens.fragments
             ],
             died=tokens.died,
+            taken_back=tokens.taken_back,
         ),
         overrun_ratio=_share(ledger.overruns, ledger.paced_steps),
         steps=steps,

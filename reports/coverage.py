@@ -8,12 +8,14 @@ with the number of contributions and not with steps times fragments.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from harness.events import Merged
 from reports.history import History
-from reports.lives import Life
+from reports.lives import Life, Seen
+from reports.rollbacks import undone_lines
 
 Range = tuple[int, int]
 """(since, step]: local step numbers, the first one excluded."""
@@ -87,20 +89,35 @@ class Coverage:
 
 
 def coverage(history: History, until_ns: int | None = None) -> Coverage:
-    """The coverage by merges committed until ``until_ns`` (None: by all of them)."""
-    if until_ns is not None and history.merges and history.merges[-1].event.t_ns <= until_ns:
-        until_ns = None  # merges are in order of time, so these are all of them
+    """The coverage by merges committed until ``until_ns`` (None: by all of them), without those
+    that a syncer took back by then."""
+    last = max((s[-1].event.t_ns for s in (history.merges, history.rolled_back) if s), default=None)
+    if until_ns is not None and last is not None and last <= until_ns:
+        until_ns = None  # both are in order of time, so these are all of them
     known: Coverage | None = history.memo.get(("coverage", until_ns))
     if known is None:
-        known = history.memo["coverage", until_ns] = _coverage(history, until_ns)
+        undone = undone_lines(history, until_ns)
+        stands = [m for m in _until(history, until_ns) if m.line not in undone]
+        known = history.memo["coverage", until_ns] = _coverage(stands)
     return known
 
 
-def _coverage(history: History, until_ns: int | None) -> Coverage:
-    raw: dict[tuple[str, int], dict[int, list[Range]]] = {}
+def undone_coverage(history: History, until_ns: int | None = None) -> Coverage:
+    """The coverage by merges that a syncer took back until ``until_ns`` (None: ever)."""
+    undone = undone_lines(history, until_ns)
+    return _coverage([m for m in history.merges if m.line in undone])
+
+
+def _until(history: History, until_ns: int | None) -> Iterator[Seen[Merged]]:
     for merge in history.merges:
         if until_ns is not None and merge.event.t_ns > until_ns:
-            break
+            return
+        yield merge
+
+
+def _coverage(merges: Iterable[Seen[Merged]]) -> Coverage:
+    raw: dict[tuple[str, int], dict[int, list[Range]]] = {}
+    for merge in merges:
         for part in merge.event.contributions:
             life = raw.setdefault((part.unit, part.incarnation), {})
             life.setdefault(merge.event.fragment, []).append((part.since_step, part.step))

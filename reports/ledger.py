@@ -6,7 +6,8 @@ Labels (the window runs from steady state to the end of the quiet tail):
 * ``slowed``: a step's time beyond its nominal time; a gap between steps under a lasting fault.
 * ``waiting``: blocked on a barrier or a merge.
 * ``lost``: steps that a life still held when it died, with no fragment of them merged, and the step
-  that was running; for a target without fragments, steps that a later life computed again or that
+  that was running; steps that were only in merges which a syncer with a damaged disk took back;
+  for a target without fragments, steps that a later life computed again or that
   a new world went back behind. Steps that were overwritten unmerged are useful here, in a life that
   goes on as in one that dies later: those show in merged goodput.
 * ``down_detect``: dead, and no other unit has acted on it yet; ``down_restart``: dead until the
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from harness.events import Step
-from reports.coverage import Coverage, coverage, fragment_weights
+from reports.coverage import Coverage, coverage, fragment_weights, undone_coverage
 from reports.history import History
 from reports.lives import FaultWindow, Life, Seen
 
@@ -234,14 +235,23 @@ def _thrown(
     if history.worlds:
         return _rolled_back(history, life)
     if not life.ended_by(end_ns):
-        return [False] * len(life.steps)
+        return _taken_back(history, life, merged)
     if history.merges or history.run.fragments:
         held = _held_after(history, life)
-        touched = merged.touched(life)
-        return [n > held and not t for n, t in zip(life.numbers, touched, strict=True)]
+        touched, back = merged.touched(life), _taken_back(history, life, merged)
+        steps = zip(life.numbers, touched, back, strict=True)
+        return [gone or (n > held and not t) for n, t, gone in steps]
     # Without fragments, work is lost when a later life computes the same step again.
     again = min((n for later in lives[number + 1 :] for n in later.numbers), default=None)
     return [again is not None and n >= again for n in life.numbers]
+
+
+def _taken_back(history: History, life: Life, merged: Coverage) -> list[bool]:
+    """For each step, whether every merge that it was in was taken back by the syncer."""
+    if not history.rolled_back:
+        return [False] * len(life.steps)
+    pairs = zip(undone_coverage(history).touched(life), merged.touched(life), strict=True)
+    return [undone and not stands for undone, stands in pairs]
 
 
 def _rolled_back(history: History, life: Life) -> list[bool]:

@@ -86,6 +86,8 @@ class TokenCounts(Part, frozen=True, kw_only=True):
     by_fragment: list[FragmentTokens]
     died: int | None = None
     """Of ``lost``: died with their learner; the others were overwritten by merges."""
+    taken_back: int | None = None
+    """Of ``lost``: merged, and taken back by a syncer whose disk was damaged or lost."""
 
 
 class Goodput(Part, frozen=True, kw_only=True):

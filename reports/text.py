@@ -150,10 +150,13 @@ def lost_parts(found: TokenCounts) -> list[tuple[int, str]]:
         return []
     if found.died is None:
         return [(found.lost, "overwritten by merges or died with their learner")]
-    return [
-        (found.lost - found.died, "overwritten by merges"),
+    back = found.taken_back or 0
+    parts = [
+        (found.lost - found.died - back, "overwritten by merges"),
         (found.died, "died with their learner"),
     ]
+    # Only said where it happened: a syncer's disk is rarely lost.
+    return [*parts, (back, "merged and taken back")] if back else parts
 
 
 def checkpoints_line(found: Checkpoints) -> str:

@@ -10,14 +10,22 @@ A step's tokens enter each fragment on their own. In one fragment they are
 run weigh fragments by their elements and are rounded so that the same identity holds.
 
 What is lost has two causes. Most is *overwritten*: adopting a merge replaces what was trained since
-the pull that it was made of, in a run without faults, too. The rest *died* with its learner.
+the pull that it was made of, in a run without faults, too. The rest *died* with its learner, or
+was *taken back*: merged, and lost with the syncer's disk.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reports.coverage import Coverage, Sums, coverage, fragment_weights, union
+from reports.coverage import (
+    Coverage,
+    Sums,
+    coverage,
+    fragment_weights,
+    undone_coverage,
+    union,
+)
 from reports.history import History
 from reports.ledger import Ledger
 from reports.lives import Life
@@ -35,6 +43,8 @@ class FragmentTokens:
     in_flight: int
     died: int = 0
     """Of ``lost``: held by a life that ended, and not overwritten before."""
+    taken_back: int = 0
+    """Of ``lost``: in merges that the syncer took back; of those that died, none."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +58,27 @@ class Tokens:
     fragments: tuple[FragmentTokens, ...]
     died: int | None = None
     """Of ``lost``, as in :class:`FragmentTokens`."""
+    taken_back: int | None = None
+    """Of ``lost``, as in :class:`FragmentTokens`."""
 
 
 def account(history: History, start_ns: int, end_ns: int) -> Tokens:
     """Account for the tokens of all steps that ended in (start_ns, end_ns]."""
     weights = fragment_weights(history)
-    merged = coverage(history, end_ns)
+    merged, undone = coverage(history, end_ns), undone_coverage(history, end_ns)
     sums = _token_sums(history, start_ns, end_ns)
     rows = tuple(
-        _fragment(sums, merged, number, elements, end_ns) for number, elements in enumerate(weights)
+        _fragment(sums, merged, undone, number, elements, end_ns)
+        for number, elements in enumerate(weights)
     )
     trained = sum(total.total for _, total in sums)
     if not rows:
         return Tokens(trained, None, None, None, ())
     parts = _weighted(rows, trained)
-    died = sum(r.elements * r.died for r in rows) // (sum(r.elements for r in rows) or 1)
-    return Tokens(trained, parts[0], parts[1], parts[2], rows, min(died, parts[1]))
+    elements = sum(r.elements for r in rows) or 1
+    died = min(parts[1], sum(r.elements * r.died for r in rows) // elements)
+    back = min(parts[1] - died, sum(r.elements * r.taken_back for r in rows) // elements)
+    return Tokens(trained, parts[0], parts[1], parts[2], rows, died, back)
 
 
 def merged_useful(history: History, ledger: Ledger) -> tuple[int, int] | None:
@@ -98,9 +113,14 @@ def _token_sums(history: History, start_ns: int, end_ns: int) -> list[tuple[Life
 
 
 def _fragment(
-    sums: list[tuple[Life, Sums]], merged: Coverage, number: int, elements: int, end_ns: int
+    sums: list[tuple[Life, Sums]],
+    merged: Coverage,
+    undone: Coverage,
+    number: int,
+    elements: int,
+    end_ns: int,
 ) -> FragmentTokens:
-    trained = into = lost = died = 0
+    trained = into = lost = died = back = 0
     for life, tokens in sums:
         ranges = merged.of(life).get(number, [])
         whole = tokens.total
@@ -108,12 +128,16 @@ def _fragment(
         gone = lost_through(life, number, end_ns)
         trained += whole
         into += heard
+        undid = undone.of(life).get(number, [])
+        if undid:
+            both = tokens.over(union([*ranges, *undid])) - heard
+            back += min(both, _unheard(tokens, ranges, adopted_through(life, number, end_ns)))
         if gone is None:
             lost += whole - heard
             died += whole - heard - _unheard(tokens, ranges, adopted_through(life, number, end_ns))
         else:
             lost += _unheard(tokens, ranges, gone)
-    return FragmentTokens(number, elements, trained, into, lost, trained - into - lost, died)
+    return FragmentTokens(number, elements, trained, into, lost, trained - into - lost, died, back)
 
 
 def _unheard(tokens: Sums, ranges: list[tuple[int, int]], through: int) -> int:

@@ -8,6 +8,7 @@ from harness.events import Merged, RolledBack
 from reports.checks.base import Evidence, Finding, holds, not_asked, verdict_of
 from reports.history import History
 from reports.lives import FaultWindow, Life, Seen
+from reports.rollbacks import undone
 from reports.shadows import STATE_KINDS
 
 Violations = list[tuple[str, tuple[int, ...]]]
@@ -158,12 +159,8 @@ def _taken_back(history: History) -> tuple[Violations, list[str]]:
     """
     found: Violations = []
     excused: list[str] = []
-    for back in history.rolled_back:
+    for back, gone in undone(history):
         event = back.event
-        seen = [m for m in history.merges if m.event.fragment == event.fragment]
-        gone = [m for m in seen if event.before < m.event.version < event.version]
-        if event.version == event.before + 1:  # the newest that it knew of was damaged itself
-            gone = [m for m in seen if m.event.version == event.before]
         fault = _damaged_by(history, back)
         if fault is not None and (fault.kind == "lose_checkpoint" or len(gone) <= 1):
             excused += [

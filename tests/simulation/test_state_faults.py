@@ -186,3 +186,27 @@ def test_only_what_was_asked_for_excuses_a_lost_version() -> None:
 
 def test_reports_know_how_a_rollback_says_that_the_disk_was_empty() -> None:
     assert WHY == NOTHING_BACK
+
+
+def test_work_that_was_taken_back_is_lost_time_and_lost_tokens() -> None:
+    """The disk and everybody go at once at the end: nothing that was trained is anywhere."""
+    late = [
+        fault("lose_checkpoint", "syncer", 29.9),
+        {**fault("kill", "", 29.9), "where": LEARNERS},
+    ]
+    story = Story(experiment(*late, quiet_tail_s=10.0))
+    report = story.analysis.report
+    died = story.of(UnitExited, "syncer")[0].t_ns
+    before = sum(s.tokens for s in story.of(Step) if s.t_ns <= died)
+    counts = report.goodput.tokens
+    assert counts.merged is not None
+    assert counts.lost is not None
+    assert counts.taken_back is not None
+    assert counts.died is not None
+    assert counts.trained == counts.merged + counts.lost + (counts.in_flight or 0)
+    assert counts.taken_back > 0.7 * before
+    assert counts.merged < counts.trained - 0.8 * before
+    totals = report.goodput.ledger_s
+    assert totals["lost"] > 4 * 29 * 0.8, "four learners, nearly thirty seconds"
+    assert report.goodput.ratio is not None
+    assert report.goodput.ratio < 0.35
