@@ -23,6 +23,9 @@ from harness.spec import FaultPart, Schedule
 from harness.spec_parts import Component, Repair, Where
 from harness.tracefile import Outage, Trace, host
 
+NO_ARRIVAL = "draws no arrival in the fault window"
+"""In the problem of a fault that would be sound with another seed."""
+
 
 @dataclass(frozen=True)
 class Act:
@@ -61,7 +64,7 @@ def drawn(
     if part.schedule is not None:
         starts = [*instants(part.schedule, duration_s, stream(seed, name, "arrivals"))]
         if not starts:
-            return [], ["schedule: this seed draws no arrival in the fault window"]
+            return [], [_nothing(part.schedule, seed)]
     out: list[Arrival] = []
     # Repeat offenders are sought among those that the same ``where`` hit: a chip that fails again
     # takes no region and no syncer with it.
@@ -78,6 +81,13 @@ def drawn(
         acts = _acts(part, row, stream(seed, name, "repair", number))
         out.append(Arrival(start, victims, acts, _about(row)))
     return out, []
+
+
+def _nothing(schedule: Schedule, seed: int) -> str:
+    helps = "a longer window or a smaller mean_gap_s helps"
+    if schedule.process == "fixed":
+        return f"schedule: its first arrival is not before the fault window ends; {helps}"
+    return f"schedule: seed {seed} {NO_ARRIVAL}; another seed, {helps}"
 
 
 def _victims(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ import pytest
 from harness import catalogue
 from harness.commands import control
 from harness.compose import Checked, Experiment, candidates, check, compose
+from harness.draws import with_seed
 from harness.errors import ChaosError, SpecError
 from harness.events import AnyEvent, FaultEnded, FaultExecuted, Merged, RunEnded
 from harness.journal import Journal
@@ -96,7 +96,9 @@ def validate_marker(marker: pytest.Mark, base: Path) -> None:
     unknown = set(marker.kwargs) - {"spec", "runtime", "seed", "params"}
     if unknown:
         raise SpecError("chaos marker", [f"unknown argument {', '.join(sorted(unknown))}"])
-    _checked(marker, base, seed=0)
+    given = marker.kwargs.get("seed")
+    given = given if isinstance(given, int) else None
+    with_seed(given, lambda seed: _checked(marker, base, seed), first=0)
 
 
 def _checked(marker: pytest.Mark | None, base: Path, seed: int) -> Checked:
@@ -115,8 +117,11 @@ def _prepared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Experimen
     runtime = arguments.get("runtime") or option(request.config, "chaos_runtime") or None
     given = arguments.get("seed")
     if given is None:
-        given = option(request.config, "chaos_seed") or secrets.randbelow(2**31)
-    checked = _checked(marker, Path(request.path).parent, int(given))
+        given = option(request.config, "chaos_seed") or None
+    base = Path(request.path).parent
+    checked = with_seed(
+        None if given is None else int(given), lambda seed: _checked(marker, base, seed)
+    )
     if (runtime or checked.spec.head.runtime) == "docker":
         need(request, "docker")
     run_id = new_run_id()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from harness.commands import control, members, resuming, seeds, together
 from harness.commands import replay as replaying
 from harness.commands.progress import Progress
 from harness.compose import Checked, Experiment, candidates, cautions, check, compose
+from harness.draws import with_seed
 from harness.errors import SpecError
 from harness.rundir import RunDir, new_run_id
 from harness.runner import run, stop_on_signals
@@ -103,9 +103,9 @@ def execute(options: argparse.Namespace) -> int:
 
 def _together(suite: Suite, options: argparse.Namespace) -> int:
     """Every experiment of the suite with the same seed, then their comparison."""
-    seed = suite.seed if options.seed is None else options.seed
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    members.checked(suite, options, seed)
+    given = suite.seed if options.seed is None else options.seed
+    checked = with_seed(given, lambda drawn: members.checked(suite, options, drawn))
+    seed = next(iter(checked.values())).seed
     out = options.out or Path("runs") / f"{suite.name}-{new_run_id()}"
     say = sys.stderr if options.json else sys.stdout
     last = 0
@@ -245,8 +245,7 @@ def prepare(
     draft = catalogue.find(spec, gates=GATES, base=base)
     if seed is None:
         seed = draft.head.seed if draft.head is not None else None
-    drawn = secrets.randbelow(2**31) if seed is None else seed
-    return check(draft, drawn, overrides, target_seed=target_seed)
+    return with_seed(seed, lambda drawn: check(draft, drawn, overrides, target_seed=target_seed))
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
