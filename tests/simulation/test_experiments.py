@@ -57,9 +57,18 @@ def quality() -> dict[str, dict[str, Any]]:
 
 def test_the_quality_experiments_differ_in_nothing_but_what_they_compare() -> None:
     arms = quality()
-    assert len(arms) == 11
-    batches = {p.get("learners", p.get("workers", 0)) * p["batch"] for p in arms.values()}
-    assert batches == {16}
+    known = {n: p for n, p in arms.items() if n.startswith("quality-known-")}
+    assert (len(arms), len(known)) == (13, 2)
+    batches = {
+        n: p.get("learners", p.get("workers", 0)) * p["batch"] * (1 if n in known else 4)
+        for n, p in arms.items()
+    }
+    assert set(batches.values()) == {64}
+    assert {p.get("data") for p in known.values()} == {"synthetic"}
+    assert {p.get("data") for n, p in arms.items() if n not in known} == {None}
+    for name, params in known.items():
+        plain = arms[name.replace("known-", "")]
+        assert {**plain, "batch": 8, "data": "synthetic"} == params
     assert {p["inner_lr"] for p in arms.values()} == {6e-3}
     tuned = {"outer_lr", "outer_momentum", "warmup_steps", "weight_decay", "sequence", "model"}
     assert all(not tuned & p.keys() for p in arms.values())
