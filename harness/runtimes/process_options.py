@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         kind, _, text = OPTIONS[name]
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < 1 << 53 else inf  # hundreds of digits are none
         if not isinstance(value, kind):
             problems.append(f"runtime_options.{name} is {value!r}; wanted: {text}")
         values[name] = value
