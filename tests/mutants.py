@@ -662,7 +662,7 @@ def _(patch: Patch) -> None:
     must=("lose_checkpoint",),
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Rescue, "begin", lambda self, first, incarnation: None)
+    patch.setattr(Rescue, "begin", lambda self, *told: None)
 
 
 @mutant("unexplained-exit", "a unit now and then ends by itself", "exits-explained")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -130,3 +131,30 @@ def test_the_same_experiments_are_clean_without_a_bug(
         sound = Mutant("none", "no bug", frozenset(), lambda patch: None, trainer, 6, name)
         seeds, found = hunt(sound, monkeypatch)
         assert found == [], f"seed {seeds - 1}"
+
+
+class _Fits(pytest.MonkeyPatch):
+    """Notes what is put in the place of a function and cannot be called as that one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.misfits: list[str] = []
+
+    def setattr(self, target: Any, name: Any, *rest: Any, **how: Any) -> None:  # type: ignore[override]
+        if isinstance(name, str) and rest and inspect.isfunction(getattr(target, name, None)):
+            asked = inspect.signature(getattr(target, name)).parameters.values()
+            by_place = [p for p in asked if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            try:
+                inspect.signature(rest[0]).bind(*by_place)
+            except TypeError as error:
+                self.misfits.append(f"{name}: {error}")
+        super().setattr(target, name, *rest, **how)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_planted_can_be_called_as_what_it_replaces(name: str) -> None:
+    """A planted bug that dies of a TypeError is another bug than the one in the table."""
+    with _Fits.context() as patch:
+        assert isinstance(patch, _Fits)
+        MUTANTS[name].plant(patch)
+        assert patch.misfits == []
