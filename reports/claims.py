@@ -142,16 +142,18 @@ def embedding_averaged(history: History) -> Iterator[Wrong]:
 def grace_short(history: History) -> Iterator[Wrong]:
     """A grace window lasts about one step at the most, however long somebody stood still."""
     steps = sorted(
-        (s.event.t_ns, s.event.t_ns - s.event.began_at_ns)
+        (s.event.t_ns, s.event.t_ns - s.event.began_at_ns, unit)
         for unit in history.learners
         for s in history.steps(unit)
     )
     recent: list[int] = []
+    own: dict[str, list[int]] = {}
     lives: dict[int, list[int]] = {}
     at = 0
     for merge in history.merges:
         while at < len(steps) and steps[at][0] <= merge.event.t_ns:
             recent.append(steps[at][1])
+            own.setdefault(steps[at][2], []).append(steps[at][1])
             at += 1
         merged = lives.setdefault(merge.event.incarnation, [0])
         merged[0] += 1
@@ -162,6 +164,8 @@ def grace_short(history: History) -> Iterator[Wrong]:
         # How long it really lasted would not do: a syncer may be frozen in the middle of it.
         # The newest five: a straggler's average follows it within a few steps, and so may this.
         usual = max(median(recent[-count:]) for count in (5, 20, 80))
+        # A straggler may be the only one that is heard, while others train on behind their links.
+        usual = max(usual, *(median(newest[-5:]) for newest in own.values()))
         if merge.event.grace_limit_ns > _GRACE_STEPS * usual:
             text = (
                 f"the grace window of step {merge.event.clock} may last "
