@@ -561,6 +561,8 @@ class RolledBack(Event, frozen=True, kw_only=True):
     why: str = ""
     donor: str = ""
     """The learner whose parameters it holds, where the disk gave nothing back."""
+    emptied: bool = False
+    """The disk gave nothing back, of any fragment."""
 
 
 class UpdateRefused(Event, frozen=True, kw_only=True):

@@ -104,8 +104,12 @@ def coverage(history: History, until_ns: int | None = None) -> Coverage:
 
 def undone_coverage(history: History, until_ns: int | None = None) -> Coverage:
     """The coverage by merges that a syncer took back until ``until_ns`` (None: ever)."""
-    undone = undone_lines(history, until_ns)
-    return _coverage([m for m in history.merges if m.line in undone])
+    known: Coverage | None = history.memo.get(("undone", until_ns))
+    if known is None:
+        undone = undone_lines(history, until_ns)
+        gone = [m for m in history.merges if m.line in undone]
+        known = history.memo["undone", until_ns] = _coverage(gone)
+    return known
 
 
 def _until(history: History, until_ns: int | None) -> Iterator[Seen[Merged]]:

@@ -365,10 +365,6 @@ def out_of_memory(history: History, window: FaultWindow, casts: Casts) -> Effect
     return exited(history, window, casts, others)
 
 
-NOTHING_BACK = "the syncer's disk gave nothing back"
-"""How the reason of a rollback begins where the disk was empty (``targets.diloco.rescue.WHY``)."""
-
-
 def state_lost(history: History, window: FaultWindow, casts: Casts) -> Effect | None:
     """The unit died, and a later life of it shows that it did not find what it had written."""
     death = exited(history, window, casts)
@@ -423,7 +419,7 @@ def _traces(
     damaged; a damaged disk still gives something back."""
     for back in history.rolled_back:
         e = back.event
-        if e.why.startswith(NOTHING_BACK) and not emptied:
+        if e.emptied and not emptied:
             continue
         if e.unit == unit and since <= e.t_ns <= until:
             says = f"fragment {e.fragment} went from version {e.before} to {e.version}: {e.why}"

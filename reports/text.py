@@ -33,6 +33,14 @@ TOKENS_NOTE = (
 )
 """What the tokens that no merge heard are, other than those that died."""
 
+LOST_MEANING = {
+    "overwritten by merges": "replaced before any merge heard them",
+    "died with their learner": "trained and never heard",
+    "overwritten by merges or died with their learner": "trained and never heard",
+    "merged and taken back": "in versions that were lost with the syncer's disk",
+}
+"""What each cause of :func:`lost_parts` means."""
+
 TOKENS_SHORT = (
     "(overwritten: steps taken between a fragment's pull and its merge; without faults, too)"
 )

@@ -9,9 +9,9 @@ A step's tokens enter each fragment on their own. In one fragment they are
 ``trained = merged + lost + in flight`` holds exactly in every fragment. The figures for a whole
 run weigh fragments by their elements and are rounded so that the same identity holds.
 
-What is lost has two causes. Most is *overwritten*: adopting a merge replaces what was trained since
-the pull that it was made of, in a run without faults, too. The rest *died* with its learner, or
-was *taken back*: merged, and lost with the syncer's disk.
+What is lost has three causes. Most is *overwritten*: adopting a merge replaces what was trained
+since the pull that it was made of, in a run without faults, too. The rest *died* with its learner,
+or was *taken back*: merged, and lost with the syncer's disk.
 """
 
 from __future__ import annotations

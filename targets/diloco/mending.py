@@ -148,6 +148,7 @@ class Mending:
             digest=result.digest,
             why=why,
             donor=self._given_by.pop(p, ""),
+            emptied=committed.bereft,
         )
         self._steps.hold(step + 1)
         self._open_for_business()

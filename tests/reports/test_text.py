@@ -29,6 +29,14 @@ def test_terminal_says_what_matters() -> None:
     assert "\x1b" not in shown
 
 
+def test_tokens_that_were_taken_back_are_a_cause_of_their_own() -> None:
+    tokens = msgspec.structs.replace(by_hand().goodput.tokens, taken_back=12)
+    causes = [words for _, words in text.lost_parts(tokens)]
+    assert causes == ["overwritten by merges", "died with their learner", "merged and taken back"]
+    assert sum(n for n, _ in text.lost_parts(tokens)) == tokens.lost
+    assert set(causes) <= set(text.LOST_MEANING)
+
+
 def test_lost_tokens_are_told_by_cause_and_not_like_lost_time() -> None:
     report = by_hand()
     parts = "17.6% overwritten by merges, 1.2% died with their learner, 14.7% in flight"

@@ -11,9 +11,9 @@ from msgspec import structs
 from harness.events import FaultEnded, FaultExecuted, Merged, RolledBack, Step, UnitExited
 from harness.journal import JournalText
 from reports.build import analyse
-from reports.effects import NOTHING_BACK
 from reports.history import fold
-from targets.diloco.rescue import EPOCH, WHY
+from reports.html import render
+from targets.diloco.rescue import EPOCH
 from tests.simulation.helpers import Story, experiment, fault
 
 DAMAGE = ("corrupt_checkpoint", "torn_write")
@@ -37,6 +37,7 @@ def sound(story: Story) -> Story:
 def test_damage_to_the_newest_state_costs_one_version(kind: str, trainer: str) -> None:
     story = sound(Story(experiment(fault(kind, "syncer", 6), trainer=trainer)))
     (back,) = story.of(RolledBack)
+    assert not back.emptied
     died = story.of(UnitExited, "syncer")[0].t_ns
     newest = max(
         m.version for m in story.of(Merged) if m.fragment == back.fragment and m.t_ns < died
@@ -102,6 +103,7 @@ def test_what_emptied_the_disk_stays_the_cause_until_a_life_has_a_state(
     assert effects["f1"] is not None
     assert "gave nothing back" in effects["f1"].how
     assert effects["f3"] is None
+    assert all(back.emptied for back in story.of(RolledBack))
 
 
 def test_of_two_losses_before_a_life_has_a_state_the_second_is_the_one_that_shows() -> None:
@@ -184,10 +186,6 @@ def test_only_what_was_asked_for_excuses_a_lost_version() -> None:
     assert lost_says(further) is False, "one damage costs one version and no more"
 
 
-def test_reports_know_how_a_rollback_says_that_the_disk_was_empty() -> None:
-    assert WHY == NOTHING_BACK
-
-
 def test_work_that_was_taken_back_is_lost_time_and_lost_tokens() -> None:
     """The disk and everybody go at once at the end: nothing that was trained is anywhere."""
     late = [
@@ -210,3 +208,6 @@ def test_work_that_was_taken_back_is_lost_time_and_lost_tokens() -> None:
     assert totals["lost"] > 4 * 29 * 0.8, "four learners, nearly thirty seconds"
     assert report.goodput.ratio is not None
     assert report.goodput.ratio < 0.35
+    page = render(story.analysis).decode()
+    assert "in versions that were lost with the syncer" in page
+    assert "died + taken back + in flight" in page
