@@ -7,9 +7,7 @@ on nothing but their spec and seed, so several may go on at a time.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import multiprocessing
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -24,6 +22,7 @@ from harness import suite as suites
 from harness.commands import members, resuming, together
 from harness.compose import Checked
 from harness.errors import ChaosError, SpecError
+from harness.fuzz.ending import end_with_parent
 from harness.rundir import new_run_id
 from harness.suite import Suite
 from reports.build import build
@@ -31,8 +30,6 @@ from reports.schema import Report
 from reports.spread import Compared, as_text, spread
 from reports.text import title
 from reports.together import worst
-
-_PR_SET_PDEATHSIG = 1
 
 One = Callable[[argparse.Namespace], Report]
 
@@ -129,7 +126,7 @@ def _carry_out(tasks: Sequence[Task], jobs: int, one: One) -> Iterator[tuple[Tas
     waiting, running = list(tasks), dict[Future[tuple[int, str]], Task]()
     # A fresh interpreter each: JAX has threads, which do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(jobs, context, initializer=end_with_parent) as pool:
         try:
             while waiting or running:
                 pending = {(t.seed, t.folder) for t in [*waiting, *running.values()]}
@@ -146,13 +143,6 @@ def _carry_out(tasks: Sequence[Task], jobs: int, one: One) -> Iterator[tuple[Tas
 
 def _blocked(task: Task, pending: set[tuple[int, str]]) -> bool:
     return any((task.seed, folder) in pending for folder in task.after if folder)
-
-
-def _end_with_parent() -> None:
-    """A pool's processes would wait for ever for a suite that is gone. A simulated run leaves
-    nothing behind but a journal that was cut, so it need not be asked."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _carry(one: One, options: argparse.Namespace) -> tuple[int, str]:

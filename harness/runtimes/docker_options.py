@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from harness.errors import SpecError
+from harness.runtimes.options import Options, filled
 
 UNIT_IMAGE = "diloco-chaos-unit:latest"
 PROXY_IMAGE = "diloco-chaos-toxiproxy:latest"
 
-OPTIONS: dict[str, tuple[type, Any, str]] = {
+OPTIONS: Options = {
     "image": (str, UNIT_IMAGE, "image of the units; docker/prepare.sh makes the default one"),
     "proxy_image": (str, PROXY_IMAGE, "image of the Toxiproxy server"),
     "engine": (str, "", "address of the engine; empty for DOCKER_HOST or the local socket"),
@@ -43,18 +43,7 @@ class DockerOptions:
 
 def docker_options(given: Mapping[str, Any]) -> DockerOptions:
     """Fill in defaults; raises :class:`SpecError` naming every wrong option."""
-    problems = []
-    values = {name: default for name, (_, default, _) in OPTIONS.items()}
-    for name, value in given.items():
-        if name not in OPTIONS:
-            problems.append(f"runtime_options.{name}: unknown; there are {', '.join(OPTIONS)}")
-            continue
-        kind, _, text = OPTIONS[name]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value) if abs(value) < 1 << 53 else inf  # hundreds of digits are none
-        if not isinstance(value, kind):
-            problems.append(f"runtime_options.{name} is {value!r}; wanted: {text}")
-        values[name] = value
+    values, problems = filled(OPTIONS, given)
     if not problems:
         problems += _bounds(DockerOptions(**values))
     if problems:

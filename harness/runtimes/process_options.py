@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import harness
 from harness.errors import SpecError
 from harness.leftovers import RUN_VARIABLE
+from harness.runtimes.options import Options, filled
 
-OPTIONS: dict[str, tuple[type, Any, str]] = {
+OPTIONS: Options = {
     "proxy": (str, "auto", "auto, embedded or toxiproxy"),
     "stop_s": (float, 3.0, "how long units may take to end in good order"),
     "reschedule_s": (
@@ -43,18 +43,7 @@ def unit_environment(run: str) -> dict[str, str]:
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults filled in. Raises :class:`SpecError` naming every mistake."""
-    problems = []
-    values = {name: default for name, (_, default, _) in OPTIONS.items()}
-    for name, value in given.items():
-        if name not in OPTIONS:
-            problems.append(f"runtime_options.{name}: unknown; there are {', '.join(OPTIONS)}")
-            continue
-        kind, _, text = OPTIONS[name]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value) if abs(value) < 1 << 53 else inf  # hundreds of digits are none
-        if not isinstance(value, kind):
-            problems.append(f"runtime_options.{name} is {value!r}; wanted: {text}")
-        values[name] = value
+    values, problems = filled(OPTIONS, given)
     if not problems and values["proxy"] not in ("auto", "embedded", "toxiproxy"):
         problems.append(f'runtime_options.proxy is "{values["proxy"]}"; {OPTIONS["proxy"][2]}')
     for name in ("stop_s", "reschedule_s"):
