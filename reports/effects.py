@@ -417,13 +417,17 @@ def _traces(
 ) -> Iterator[tuple[int, int, str]]:
     """(instant, line, words) of what a unit shows whose durable state is gone (``emptied``) or
     damaged; a damaged disk still gives something back."""
-    for back in history.rolled_back:
+    backs = [
+        b
+        for b in history.rolled_back
+        if b.event.unit == unit and since <= b.event.t_ns <= until and emptied >= b.event.emptied
+    ]
+    for back in backs:
         e = back.event
-        if e.emptied and not emptied:
-            continue
-        if e.unit == unit and since <= e.t_ns <= until:
-            says = f"fragment {e.fragment} went from version {e.before} to {e.version}: {e.why}"
-            yield e.t_ns, back.line, says
+        says = f"fragment {e.fragment} went from version {e.before} to {e.version}: {e.why}"
+        yield e.t_ns, back.line, says
+    if any(b.event.emptied for b in backs):
+        return  # beside an empty disk, what is only damaged is another fault's trace
     for note in history.notes:
         n = note.event
         told = isinstance(n, UnitNote) and n.unit == unit and n.what == "state-damaged"

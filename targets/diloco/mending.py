@@ -2,6 +2,7 @@
 
     damaged fragment ──the version before──────────┐
     nothing saved ──Rescue: a learner's fragment───┴─> Recommit: a version nobody has seen
+     (or not all of a rescue was)
                                                            └─> RolledBack, sent to everybody
 
 A version is saved before it is sent. When the disk gives back less than was saved, the last good
@@ -35,9 +36,16 @@ from targets.diloco.snapshots import Seam
 from targets.diloco.vector import VectorClock
 from targets.node import Desk
 
+RESCUE = "rescue"
+"""Under which it is durable whether a rescue is under way: a life that dies in the middle of one
+has saved some fragments anew, and must not be taken for one that had nothing else."""
+
 
 def bereft(event: Started) -> bool:
-    """Whether the disk gave nothing back although an earlier life was here."""
+    """Whether the disk gave nothing back although an earlier life was here, to this life or to one
+    that did not get to the end of its rescue."""
+    if RESCUE in event.damaged or event.saved.get(RESCUE, {}).get("open"):
+        return True
     return event.incarnation > 1 and not event.saved and not event.damaged
 
 
@@ -97,6 +105,7 @@ class Mending:
             beyond = [f["version"] for f in seam.fragments] if seam is not None else None
             self._rescue.begin(committed.versions, event.incarnation, beyond)
             committed.bereft = True
+            self._desk.out.append(Save(RESCUE, {"open": True}))
         if not (any(committed.versions) or self.lost or committed.bereft):
             return False
         # First in the lane: the worker may have stored one merge that was never saved here.
@@ -165,6 +174,7 @@ class Mending:
             return
         if self._committed.bereft:
             self._committed.bereft = False
+            self._desk.out.append(Save(RESCUE, {"open": False}))
             for peer in self._roster.peers:  # who came while there was nothing to give
                 if peer.greeted and peer.wanted:
                     self._sessions.read_for(peer)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from harness.events import FaultEnded, FaultExecuted, Merged, RolledBack, Step, UnitExited
+from harness.events import FaultEnded, FaultExecuted, Merged, RolledBack, Step, UnitExited, UnitNote
 from harness.journal import JournalText
 from reports.build import analyse
 from reports.history import fold
@@ -91,7 +91,8 @@ LEARNERS = [f"learner-{i}" for i in range(4)]
 def test_what_emptied_the_disk_stays_the_cause_until_a_life_has_a_state(
     kind: str, after_s: float
 ) -> None:
-    """Whatever comes upon the empty disk damages nothing, and takes no excuse away."""
+    """Whatever comes upon the empty disk takes no excuse away. All that it can damage is the
+    record that a rescue is under way."""
     everybody = {**fault("kill", "", 6.1), "where": LEARNERS}
     lost = fault("lose_checkpoint", "syncer", 6)
     story = Story(experiment(lost, everybody, fault(kind, "syncer", 6 + after_s)))
@@ -102,8 +103,25 @@ def test_what_emptied_the_disk_stays_the_cause_until_a_life_has_a_state(
     effects = {f.window.fault: f.effect for f in story.analysis.facts}
     assert effects["f1"] is not None
     assert "gave nothing back" in effects["f1"].how
-    assert effects["f3"] is None
+    damaged = [n for n in story.of(UnitNote, "syncer") if n.what == "state-damaged"]
+    assert all(n.detail.startswith("rescue: ") for n in damaged)
+    assert (effects["f3"] is not None) == bool(damaged)
+    assert bool(damaged) == (after_s == 0.7), "before that, the next life had not begun"
     assert all(back.emptied for back in story.of(RolledBack))
+
+
+@pytest.mark.parametrize("after_ms", range(500, 1700, 60))
+def test_a_rescue_that_is_cut_short_is_done_again(after_ms: int) -> None:
+    """Killed at any instant of it: what was saved anew by then is not all that there was."""
+    lost, again = fault("lose_checkpoint", "syncer", 6), fault("kill", "syncer", 6 + after_ms / 1e3)
+    story = Story(experiment(lost, again, options={"fsync_ms": [30.0, 90.0]}))
+    assert story.violations() == []
+    died = story.of(UnitExited, "syncer")[0].t_ns
+    before = [m for m in story.of(Merged) if m.t_ns < died]
+    newest = {p: max(m.version for m in before if m.fragment == p) for p in range(4)}
+    backs = story.of(RolledBack)
+    assert {b.fragment for b in backs} == set(newest)
+    assert all(b.before >= newest[b.fragment] for b in backs), "every learner is there and has it"
 
 
 def test_of_two_losses_before_a_life_has_a_state_the_second_is_the_one_that_shows() -> None:
