@@ -99,7 +99,8 @@ def links_explained(history: History) -> Iterator[Wrong]:
 def newborns_loaded(history: History) -> Iterator[Wrong]:
     """A new life builds on what was committed before it was born (or on what its donor held by
     then, which may lag a little), never on parameters of its own making: fresh random weights are
-    never promoted."""
+    never promoted. Whose updates are made stale by a fault says nothing of what it builds on."""
+    spoilt = [w for w in history.faults if w.kind == "stale_update" and w.executed_ns is not None]
     least: dict[tuple[str, int], dict[int, int]] = {}
     for merge in history.merges:
         for part in merge.event.contributions:
@@ -108,6 +109,13 @@ def newborns_loaded(history: History) -> Iterator[Wrong]:
                 life = history.life(*key)
                 least[key] = {} if life is None else _known_at_birth(history, life)
             known = least[key].get(merge.event.fragment, 0)
+            at_ns = merge.event.t_ns
+            if any(
+                w.unit == part.unit
+                and (w.executed_ns or 0) <= at_ns <= w.until_ns(history.end_ns) + _LINK_SLACK_NS
+                for w in spoilt
+            ):
+                continue
             if part.base_version < known:
                 text = (
                     f"life {part.incarnation} of {part.unit} built on version {part.base_version} "
