@@ -90,8 +90,10 @@ def _params(rng: Random) -> Table:
 
 def _options(rng: Random, params: Table) -> Table:
     options: Table = {}
-    if not params["grace"] and params["quorum"] < params["learners"]:
-        # Steps of exactly one length would let the same learner win every race for ever.
+    locked = "speeds" in params and params.get("blocking", False)
+    if (locked or not params["grace"]) and params["quorum"] < params["learners"]:
+        # Steps of exactly one length would let the same learner win every race for ever; where
+        # all wait for merges, the race for one and the same fragment.
         options["step_jitter_ms"] = round(300.0 * params["step_time_s"], 3)
     if rng.random() < 0.3:
         options["stall_heals"] = rng.choice(("recreate", "either"))

@@ -166,14 +166,24 @@ class DilocoParams:
 
     def cautions(self) -> list[str]:
         """Settings that are allowed and seldom meant, one sentence each with what they lead to."""
-        if self.sync_every > 2 or self.quorum >= self.learners:
+        if self.quorum >= self.learners:
             return []
-        return [
-            f"sync_every is {self.sync_every} and quorum is {self.quorum} of {self.learners}: "
-            "a learner that trails the quorum may have adopted the fragment anew whenever it is "
-            "asked for it, and then none of its steps is ever merged; with sync_every above 2, or "
-            f"quorum = {self.learners}, that cannot last"
-        ]
+        found = []
+        few = f"quorum is {self.quorum} of {self.learners}"
+        if self.sync_every <= 2:
+            found.append(
+                f"sync_every is {self.sync_every} and {few}: "
+                "a learner that trails the quorum may have adopted the fragment anew whenever it "
+                "is asked for it, and then none of its steps is ever merged; with sync_every above "
+                f"2, or quorum = {self.learners}, that cannot last"
+            )
+        if self.blocking and len(set(self.speeds)) > 1:
+            found.append(
+                f"blocking, {few} and speeds differ: learners that wait for merges keep step, so a "
+                "slower one may come too late for the same fragments in every round, and then "
+                f"never be merged into them; with quorum = {self.learners} that cannot happen"
+            )
+        return found
 
     def learner_name(self, index: int) -> str:
         """Name of the learner with number ``index``."""

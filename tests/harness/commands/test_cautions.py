@@ -9,6 +9,7 @@ import pytest
 from harness.__main__ import main
 from harness.events import RunStarted
 from harness.journal import read_journal
+from targets.diloco.params import DilocoParams
 
 SPEC = """
 title = "close merges"
@@ -45,3 +46,19 @@ def test_merges_so_close_that_a_learner_can_starve_are_warned_of(
         assert "a learner that trails the quorum" in (out / "summary.md").read_text()
     else:
         assert (said, run.notes) == ([], ())
+
+
+@pytest.mark.parametrize(
+    ("blocking", "speeds", "quorum", "told"),
+    [
+        (True, (1.15, 0.7, 1.0), 1, True),
+        (True, (1.0, 1.0, 1.0), 1, False),
+        (True, (1.15, 0.7, 1.0), 3, False),
+        (False, (1.15, 0.7, 1.0), 1, False),
+    ],
+)
+def test_waiting_beside_slower_learners_is_warned_of(
+    blocking: bool, speeds: tuple[float, ...], quorum: int, told: bool
+) -> None:
+    params = DilocoParams(learners=3, quorum=quorum, blocking=blocking, speeds=speeds)
+    assert [c.startswith("blocking, quorum is 1 of 3") for c in params.cautions()] == [True] * told
